@@ -1,30 +1,31 @@
-"""The errors of probingd, one tree. Each says what happened; ``hint`` says what to do; programs read ``code``.
+"""The errors of probingd, as one tree of classes. ``message`` says what happened; ``hint`` says what to do; programs
+read ``code``.
 
 ::
 
     ProbingError
     ├── UsageError            the command line or a request is invalid (exit 2)
-    ├── ConfigError           the configuration file
+    ├── ConfigError           the configuration is invalid (exit 2)
     ├── PrivilegeError        a right or a kernel feature is missing
     │   └── Unauthenticated   the token is missing or wrong
     ├── AttachError           a probe could not be placed
     ├── NotFound              no such job, pid, table or node
-    ├── TargetError           a watched process
-    │   ├── ProcessGone       it exited, or its pid belongs to another process now
-    │   ├── NotPython         it runs no CPython
-    │   ├── UnsupportedTarget a CPython, library or file we cannot read
-    │   ├── CorruptTarget     what was read contradicts itself
-    │   └── TargetTimeout     reading it did not end; it is quarantined
-    ├── StoreError            the state directory
-    │   ├── StateLocked       another daemon uses it
+    ├── TargetError           a watched process cannot be read
+    │   ├── ProcessGone       the process exited, or its pid belongs to another process now
+    │   ├── NotPython         the process does not run CPython
+    │   ├── UnsupportedTarget probingd cannot read this kind of CPython, library or file
+    │   ├── CorruptTarget     the data read from the process is inconsistent
+    │   └── TargetTimeout     reading the process took too long; the process is quarantined
+    ├── StoreError            the state directory cannot be used
+    │   ├── StateLocked       another daemon uses the state directory
     │   ├── StoreFull         no space is left
-    │   └── FormatError       a newer or damaged format
-    ├── QueryError            a query
-    │   ├── QueryRejected     the gate refused it
-    │   │   └── EngineDiffers it asks for aggregate states of another version of the engine
-    │   ├── QueryTimeout      its deadline passed
-    │   └── QueryMemory       it needed more memory than a worker has
-    ├── Overloaded            too many calls of one caller, or of all
+    │   └── FormatError       data is damaged, or has a newer format
+    ├── QueryError            a query failed
+    │   ├── QueryRejected     the query is not allowed, or is not valid
+    │   │   └── EngineDiffers the query asks for aggregate states of another DuckDB version
+    │   ├── QueryTimeout      the deadline of the query passed
+    │   └── QueryMemory       the query needed more memory than a worker has
+    ├── Overloaded            too many calls by one caller, or by all callers together
     ├── PeerError             a node did not answer
     ├── PartialAnswer         not every node answered, under --strict (exit 4)
     └── InternalError         a bug
@@ -76,15 +77,15 @@ __all__ = (
 LATE = "late"
 # The connection broke during the call; another call may succeed.
 BROKEN = "broken"
-# The node has no such table; only nodes with the job or the probe that fills it have it.
+# The node has no such table. A table that a job or a probe fills exists only on nodes with that job or probe.
 NO_TABLE = "no_table"
 # The answer is larger than the caller accepts.
 TOO_LARGE = "too_large"
-# The node is of a version without this call.
+# The node's version does not have this call.
 UNKNOWN_CALL = "unknown_call"
 # The process that worked on the request has ended, perhaps because of the request.
 WORKER_ENDED = "worker_ended"
-# Another launcher serves the worker; if it was killed, its silence is noticed some seconds later.
+# Another launcher serves the worker. If that launcher was killed, the node notices its silence some seconds later.
 SERVED = "served"
 
 
@@ -164,7 +165,7 @@ class CorruptTarget(TargetError):
 
 
 class TargetTimeout(TargetError, TimeoutError):
-    default_hint = "the process sits behind storage or memory that does not answer; it is left alone for a while"
+    default_hint = "the process waits for storage or memory that does not respond; it is not read again for a while"
 
 
 class StoreError(ProbingError):
@@ -188,7 +189,7 @@ class QueryError(ProbingError):
 
 
 class QueryRejected(QueryError):
-    default_hint = "one SELECT over the tables that `probingctl tables` lists"
+    default_hint = "write one SELECT over the tables that `probingctl tables` lists"
 
 
 class EngineDiffers(QueryRejected):
@@ -208,7 +209,7 @@ class Overloaded(ProbingError):
 
 
 class PeerError(ProbingError):
-    default_hint = "is probingd running there, and does the address match its --socket or --listen?"
+    default_hint = "is probingd running on that node, and does the address match its --socket or --listen?"
 
 
 class PartialAnswer(ProbingError):
@@ -228,5 +229,5 @@ def _tree(cls: type[ProbingError]) -> dict[str, type[ProbingError]]:
 
 
 def error_from(kind: str, message: str, hint: str = "", code: str = "", reason: str = "") -> ProbingError:
-    """Returns the error whose texts came from another process."""
+    """Returns the error that another process sent: ``kind`` names its class; an unknown name becomes InternalError."""
     return _tree(ProbingError).get(kind, InternalError)(message, hint=hint, code=code, reason=reason)

@@ -1,6 +1,6 @@
-"""Keeps numpy out of a process that does not need it: pyarrow imports numpy wherever it is installed.
+"""Keeps numpy out of a process that does not need it: pyarrow imports numpy if numpy is installed.
 
-The import takes 11 MB of each SQL worker, and 65 ms of each command; the command `ps` may take 250 ms in all.
+The import costs each SQL worker 11 MB and each command 65 ms. The budget of the whole command `ps` is 250 ms.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ __all__ = ("allow_numpy", "hide_numpy")
 
 
 def hide_numpy() -> None:
-    """Makes imports of numpy fail until ``allow_numpy`` is called. A pyarrow that is imported meanwhile never uses
-    numpy.
+    """Makes imports of numpy fail until ``allow_numpy`` is called. If pyarrow is imported before that call, it never
+    uses numpy.
     """
     sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
 

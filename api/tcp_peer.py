@@ -1,7 +1,7 @@
-"""Asks the kernel which user has the other end of a TCP connection of this machine.
+"""Asks the kernel which user owns the socket at the other end of a TCP connection within this machine.
 
 sock_diag(7) finds a socket by its addresses and ports in some 10 us, regardless of the number of sockets, and needs no
-right. Layouts are from include/uapi/linux/inet_diag.h.
+privilege. Layouts are from include/uapi/linux/inet_diag.h.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Protocol
 __all__ = ("CLOSED", "Connection", "peer_user")
 
 CLOSED = -1
-"""In place of the uid of a process that has closed its socket: what it sent before may still be read."""
+"""The value that is returned instead of a uid if the process at the other end has closed its socket. Data that it sent
+before can still be read."""
 
 _SOCK_DIAG, _BY_FAMILY, _REQUEST, _ANY_COOKIE = 4, 20, 1, 0xFFFFFFFF
 _HEADER = struct.Struct("=IHHII")
@@ -36,8 +37,8 @@ class Connection(Protocol):
 
 
 def peer_user(connection: Connection) -> int | None:
-    """Returns the uid of the process at the other end, CLOSED if it has closed its socket; None if this network
-    namespace has no such socket."""
+    """Returns the uid of the process at the other end, CLOSED if that process has closed its socket, or None if this
+    network namespace has no socket for the other end."""
     try:
         remote, local = connection.getpeername()[:2], connection.getsockname()[:2]
         return _owner(connection.family, remote, local)
@@ -47,7 +48,7 @@ def peer_user(connection: Connection) -> int | None:
 
 def _owner(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int | None:
     """Returns the uid of the socket that is bound to ``local`` and connected to ``remote``, or CLOSED; None if there is
-    none. Raises OSError."""
+    no such socket. Raises OSError."""
     ends = [socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0") for host, _ in (local, remote)]
     ports = [port.to_bytes(2, "big") for _, port in (local, remote)]
     question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF, *ports, *ends, 0, *[_ANY_COOKIE] * 2)
@@ -58,8 +59,8 @@ def _owner(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int 
     if len(answer) < _HEADER.size + _SOCKET.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
         return None
     _, state, _, _, *found, _, _, _, _, _, _, uid, inode = _SOCKET.unpack_from(answer, _HEADER.size)
-    # The kernel answers with a listening socket if it has no other.
+    # The kernel answers with a listening socket if no connected socket matches.
     if found[:2] != ports or state == _LISTEN:
         return None
-    # A closed socket has no file, and user 0.
+    # A closed socket has inode 0 and uid 0.
     return int(uid) if inode else CLOSED

@@ -118,7 +118,7 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
 
 
 def _digits(value: float) -> str:
-    """Returns ``value`` with three digits; a whole number has no fraction."""
+    """Returns ``value`` with three significant digits; a whole number has no fraction."""
     magnitude = abs(value)
     if magnitude == int(magnitude) or magnitude >= 99.95:
         return f"{value:.0f}"
@@ -126,7 +126,7 @@ def _digits(value: float) -> str:
 
 
 def count(number: float | None) -> str:
-    """Returns a number with separators of thousands; a fraction with three digits."""
+    """Returns an integer with separators of thousands, a float with three digits."""
     if number is None:
         return "-"
     return f"{number:,}" if isinstance(number, int) else _digits(number)
@@ -139,12 +139,12 @@ def plural(number: int, what: str) -> str:
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """Returns a number of per cent as ``97%``; ``-`` for None and values that are not finite."""
+    """Returns a percentage as ``97%``; ``-`` for None and values that are not finite."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}%"
 
 
 def share_text(share: float | None, digits: int = 0) -> str:
-    """Returns a part of 1 in per cent, such as ``97%``."""
+    """Returns a share, from 0 to 1, in per cent, such as ``97%``."""
     return percent(None if share is None else 100 * share, digits)
 
 
@@ -183,7 +183,7 @@ def _two_digits(value: float) -> str:
 
 
 def utc(ns: int) -> str:
-    """Returns CLOCK_REALTIME ns as ``2026-11-21T08:19:20.123456789Z``; a time beyond the calendar as the
+    """Returns CLOCK_REALTIME ns as ``2026-11-21T08:19:20.123456789Z``; a time outside of the years 1 to 9999 as the
     number itself.
     """
     try:
@@ -201,8 +201,8 @@ def utc_second(ns: int) -> str:
 
 
 def numbers_text(numbers: Iterable[int | None], most: int | None = None) -> str:
-    """Returns a set of numbers as ``0-3,7``, with ``?`` for None; if it has more than ``most`` spans, the first ones
-    and ``…``.
+    """Returns a set of numbers as ``0-3,7``, with ``?`` for None. If the set has more than ``most`` spans, only the
+    first ``most`` spans and ``…`` are in the text.
     """
     distinct = set(numbers)
     spans: list[list[int]] = []
@@ -218,13 +218,13 @@ def numbers_text(numbers: Iterable[int | None], most: int | None = None) -> str:
 
 
 def ranks_of(ranks: Iterable[int | None], most: int | None = _MOST_SPANS) -> str:
-    """Returns ``rank 2`` or ``ranks 0-3,7``; if there are more than ``most`` spans, only the first ones."""
+    """Returns ``rank 2`` or ``ranks 0-3,7``; above ``most`` spans, only the first ``most`` and ``…``."""
     distinct = set(ranks)
     return f"rank{'' if len(distinct) == 1 else 's'} {numbers_text(distinct, most)}"
 
 
 def listed(texts: Iterable[str]) -> str:
-    """Returns ``a, b and c``; if there are many texts, the first ones and the number of the others."""
+    """Returns ``a, b and c``. Of more than 8 texts, only the first 7 and the number of further texts are listed."""
     parts = list(texts)
     if len(parts) > _MOST_LISTED:
         parts = [*parts[: _MOST_LISTED - 1], f"{len(parts) - _MOST_LISTED + 1} more"]
@@ -232,8 +232,8 @@ def listed(texts: Iterable[str]) -> str:
 
 
 def with_owner(job: str, owner: int) -> str:
-    """Returns the name of a job of the user ``owner`` (a uid) if another user also has a job named ``job``: ``4711 (uid
-    1002)``.
+    """Returns the name ``job`` with the uid of the job's ``owner``, as in ``4711 (uid 1002)``. Used if another user has
+    a job of the same name.
     """
     return f"{job} (uid {owner})"
 
@@ -259,7 +259,7 @@ def sql_table(name: str) -> str:
 
 
 def pause_text(node: str, reason: str) -> str:
-    """Returns the line about a node whose probes are paused. ``reason``: the reason in its status, such as ``paused
-    since …``.
+    """Returns the line about a node whose probes are paused. ``reason``: the reason in the node's status, such
+    as ``paused since …``.
     """
     return f"PAUSED on {node}{reason.removeprefix('paused')}: nothing newer is seen"

@@ -1,10 +1,12 @@
 """Checks values from ``json``, ``tomllib`` or ``yaml`` against a type, and makes objects of that type.
 
-The type is a dataclass, a named tuple, a TypedDict or made of these, tuples, sets, mappings and plain values. No value
-is converted: a text is no number, and a bool is no integer. Fields that the type does not have are left out.
+The type is a dataclass, a named tuple or a TypedDict, or is composed of these, tuples, sets, mappings and plain values.
+No value is converted: a string is not accepted as a number, nor a bool as an integer. Fields that the type lacks are
+left out.
 
-``json`` parses the values, because ``msgspec`` refuses the texts that ``json`` writes for names of files and processes
-that are not Unicode. Processes that must start fast do not import this module: it takes 3 to 6 ms and 1 to 2 MB.
+``json`` parses the values, because ``msgspec`` refuses the strings that ``json`` writes for file and process names
+that are not Unicode. Processes that must start fast do not import this module: the import takes
+3 to 6 ms and 1 to 2 MB.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def typed(kind: type[_T], value: object) -> _T: ...
 @overload
 def typed(kind: Any, value: object) -> Any: ...
 def typed(kind: Any, value: object) -> Any:
-    """Returns ``value`` as a ``kind``. Raises ValueError with the place and the problem, as in "ranks[0]: no text"."""
+    """Returns ``value`` as an object of the type ``kind``. Raises ValueError, which names the field and the problem, as
+    in "ranks[0]: no text".
+    """
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as e:
@@ -52,7 +56,7 @@ def typed_json(kind: type[_T], data: bytes) -> _T: ...
 @overload
 def typed_json(kind: Any, data: bytes) -> Any: ...
 def typed_json(kind: Any, data: bytes) -> Any:
-    """Returns the JSON in ``data`` as a ``kind``. Raises ValueError."""
+    """Returns the JSON in ``data`` as an object of the type ``kind``. Raises ValueError."""
     try:
         value = json.loads(data)
     except RecursionError:
@@ -62,7 +66,8 @@ def typed_json(kind: Any, data: bytes) -> Any:
 
 def with_fields(function: Callable[..., _T]) -> Callable[[Mapping[str, Any]], _T]:
     """Returns a function that calls ``function`` with the fields of an object as arguments, each checked against its
-    annotation. Fields that are no parameters are left out. It raises UsageError for fields that are missing or wrong.
+    annotation. Fields that are not parameters are left out. The returned function raises UsageError for fields that are
+    missing or wrong.
     """
     hints = get_type_hints(function)
     hints.pop("return", None)

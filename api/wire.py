@@ -27,31 +27,32 @@ __all__ = (
     "shown",
 )
 
-# Trailing metadata of a failed call that contains a message Error.
+# The key of trailing metadata of a failed call; the value is a message ``Error``.
 ERROR_KEY = "probing-error-bin"
-# Initial metadata of Query that contains the node's name, sent before the rows.
+# The key of initial metadata of ``Query``, sent before the rows; the value is the node's name.
 NODE_KEY = "probing-node-bin"
-# Trailing metadata of Flight's DoGet that says why rows are missing, one reason on each line.
+# The key of trailing metadata of Flight's ``DoGet``; the value says why rows are missing, one reason on each line.
 WARNINGS_KEY = "probing-warnings-bin"
-# Most addresses in one QueryManyRequest.
+# The maximum number of addresses in one QueryManyRequest.
 MAX_PEERS = 128
-# Most statements in one QueryRequest.
+# The maximum number of statements in one QueryRequest.
 MAX_STATEMENTS = 16
-# Most parts in one QueryReply.
+# The maximum number of parts in one QueryReply.
 MAX_PARTS = 256
-# The max_bytes of a caller that processes rows as they come, so that their sum needs no limit.
+# The value of ``max_bytes`` for a caller that processes rows as they arrive: the whole answer needs no size limit.
 UNLIMITED = (1 << 64) - 1
 
 
 def shown(token: str) -> str:
-    """Returns the value of ``authorization`` that contains the token itself."""
+    """Returns a value of the header ``authorization`` that contains the token itself."""
     return f"Bearer {token}"
 
 
 def bound(token: str, node: str) -> str:
-    """Returns the value of ``authorization`` that proves to the node named ``node`` that the caller has its token.
+    """Returns a value of the header ``authorization`` that proves to the node named ``node`` that the caller knows
+    its token.
 
-    It is HMAC-SHA256 (RFC 2104) of the name with the token as key, and useless at any other node.
+    The value is the HMAC-SHA256 (RFC 2104) of the node's name with the token as key, so no other node accepts it.
     """
     text = b"probingd token 1\n" + node.encode()
     return f"Bound {hmac.new(token.encode(), text, hashlib.sha256).hexdigest()}"
@@ -66,12 +67,12 @@ def parts_of(message: pb.QueryReply) -> Sequence[pb.QueryReply]:
     """Returns the parts of a message of Query; a message without parts is itself the only part. Raises PeerError for
     too many parts."""
     if len(message.parts) > MAX_PARTS:
-        raise PeerError(f"an answer has {len(message.parts)} parts in one message")
+        raise PeerError(f"a message of an answer has {len(message.parts)} parts, more than allowed")
     return message.parts or (message,)
 
 
 def reported_error(call: Any) -> ProbingError | None:
-    """Returns the error with which the node itself ended a failed call (grpc.RpcError); None if the node sent none."""
+    """Returns the error that the node itself sent in a failed call (grpc.RpcError); None if the node sent none."""
     from google.protobuf.message import DecodeError
 
     from probing.api.proto.probing.v1 import node_pb2 as pb

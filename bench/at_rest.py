@@ -1,8 +1,8 @@
 """CPU and memory of all processes of the daemon beside 8 ranks that step, hang, or serve, and without any job.
 
 Each state is measured for ``--seconds`` after it has lasted a while. A hang is measured after 40 s, and again after 5
-minutes, when the diagnosis reads it as rarely as after an hour: this for 5 minutes, with one full reading. All default
-sources are on.
+minutes, when the diagnosis reads the job as rarely as after an hour. The second measurement takes 5 minutes, so that it
+contains one full reading. All default sources are on.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ dist.broadcast(torch.ones(1024), src=0)
 
 
 class State(NamedTuple):
-    """A state of the job. ``end``: the last part of the ranks' script; empty: there is no job. ``settle_s``: its
-    duration before the measurement. ``least_s``: the least duration of the measurement.
+    """A state of the job. ``end``: the last part of the ranks' script; empty: there is no job. ``settle_s``: how long
+    the state lasts before the measurement. ``least_s``: the minimum duration of the measurement.
     """
 
     end: str
@@ -77,7 +77,7 @@ ENDED = "ended processes"
 
 
 class Usage(NamedTuple):
-    """Processes of one module: their CPU in all, % of a core, and the PSS of each, bytes."""
+    """Processes of one module: their total CPU, % of a core, and the PSS of each process, bytes."""
 
     cpu: float
     pss: list[int]
@@ -132,7 +132,7 @@ class Tree(NamedTuple):
         return cls(names, cpu, ended)
 
     def since(self, before: Tree) -> dict[str, int]:
-        """Returns the CPU time since ``before`` by module, ns; for processes that ended meanwhile as ENDED."""
+        """Returns the CPU time since ``before`` by module, ns; processes that ended meanwhile count as ENDED."""
         found: dict[str, int] = collections.defaultdict(int)
         for pid, ns in self.cpu.items():
             found[self.names[pid]] += ns - before.cpu.get(pid, 0)

@@ -1,9 +1,10 @@
 """Time of probingctl's commands from exec to exit, beside a daemon and a job, as a multiple of an empty Python.
 
-With ``--hung`` beside 8 ranks of which one has hung the others for a minute.
+With ``--hung``, the job has 8 ranks, of which one has kept the others waiting for a minute.
 
-All take turns with `python -c pass` in rounds within one run, so the ratios hold on a busy machine, too. The times of
-`top`, on a terminal of 80x24, are to the first job on the screen, and from the key q to the exit.
+All commands take turns with `python -c pass` in rounds within one run, so the ratios hold on a busy machine, too. Two
+times of `top` are measured on a terminal of 80x24: from the start to the first job on the screen, and from the key q to
+the exit.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from statistics_of_blocks import ratio_of_blocks, table
 HERE = Path(__file__).resolve().parent
 # Exit code of `diagnose` where something is wrong.
 WRONG = 3
-# Milliseconds that each command may take on the machine of docs/benchmarks.md.
+# The time budget of each command on the machine of docs/benchmarks.md, ms.
 BUDGETS = {"version": 100, "ps": 250, "nccl": 400, "stacks": 250, "status": None, "top --once": None}
-# The same beside a job that hangs.
+# The time budgets beside a job that hangs, ms.
 HUNG = {"diagnose": 600, "ps": 250, "nccl": 400, "stacks": 250}
-# The same for the screen of `top`.
+# The time budgets for the screen of `top`, ms.
 SCREEN = {"top: first frame": 500, "top: from q to its exit": 1000}
 
 
@@ -114,7 +115,7 @@ def screen(command: list[str]) -> tuple[float, float]:
             seen += os.read(ours, 65536)
         shown = time.perf_counter()
         os.write(ours, b"q")
-        # At the exit of the last process on the terminal, reading fails.
+        # When the last process on the terminal exits, reading fails.
         with contextlib.suppress(OSError):
             while os.read(ours, 65536):
                 pass

@@ -1,11 +1,11 @@
 """Cost of the daemon to a 2-rank DDP job on the CPU: ``python bench/cost_to_job.py [--rounds 60]``.
 
 The ranks are pinned to one CPU, and the daemon with all of its processes to another, as on a node with a core to spare:
-the ranks pay for the probes, the samples and shared resources. In each round a block of steps is timed without any
-daemon; the daemon is started, and blocks with it on and paused are timed in turn; it is stopped. Then the same job is
-timed beside ``py-spy record`` at 100 Hz on both ranks, and in turn with a second job that has Probing inside, while the
-other job is stopped (left out unless ``make probing-venv`` was run). Steps next to a switch are left out and reported
-apart.
+the ranks pay for the probes, the samples and shared resources. In each round, a block of steps is timed without any
+daemon. Then the daemon is started, blocks are timed in turn with the daemon on and paused, and the daemon is stopped.
+After the rounds, the same job is timed beside ``py-spy record`` at 100 Hz on both ranks. At last it takes turns with a
+second job that has Probing inside, one job being stopped while the other is timed (left out unless ``make
+probing-venv`` was run). Steps next to a switch are left out and reported apart.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from statistics_of_blocks import ratio_of_blocks, table
 HERE = Path(__file__).resolve().parent
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 MARGIN_S = 0.3
-# A daemon that has just started looks at every process of the machine a few times: that is start-up, not its cost.
+# A daemon that has just started looks at every process of the machine a few times: this is a cost of the start only.
 SETTLE_S = 3.0
-# A uprobe on an instruction that the kernel emulates, without a program's own work (bench/gloo_hits.py, paused).
+# The cost of a uprobe on an instruction that the kernel emulates, ns, without the work of the BPF program
+# (bench/gloo_hits.py, paused).
 TRAP_NS = 700
 JOB_CPU, OTHER_CPU = 0, 1
 Times = npt.NDArray[np.int64]
@@ -53,7 +54,7 @@ class Block(NamedTuple):
 
 @contextlib.contextmanager
 def on_cpu(cpu: int) -> Iterator[None]:
-    """Processes that are started meanwhile run on this CPU alone."""
+    """A context manager: processes that are started inside run only on this CPU."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {cpu})
     try:
@@ -198,13 +199,13 @@ def with_probing(plain: Job, probed: Job, rounds: int) -> tuple[Blocks, Blocks]:
 
 
 def ran() -> dict[str, tuple[int, int]]:
-    """Returns program -> (runs, ns in them) so far, by the kernel's account."""
+    """Returns (runs, ns in all runs) of each BPF program so far, by name, as the kernel counts them."""
     listed = json.loads(subprocess.check_output(["bpftool", "-j", "prog", "list"]))
     return {p["name"]: (p.get("run_cnt", 0), p.get("run_time_ns", 0)) for p in listed if "name" in p}
 
 
 def calculated(daemon: BenchDaemon, plain: Job) -> list[dict[str, object]]:
-    """Returns the calculated cost: hits per step times the cost of a hit. The kernel's account costs time itself."""
+    """Returns the calculated cost: hits per step times the cost of a hit. The kernel's counting itself costs time."""
     start(daemon)
     time.sleep(SETTLE_S)
     STATISTICS.write_text("1")
@@ -245,15 +246,15 @@ def compared(pairs: Sequence[tuple[str, Blocks, Blocks]]) -> list[dict[str, obje
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60, help="with the daemon and without")
-    parser.add_argument("--switches", type=int, default=2, help="pairs of blocks on and paused in a round")
+    parser.add_argument("--rounds", type=int, default=60, help="number of rounds, each with the daemon and without")
+    parser.add_argument("--switches", type=int, default=2, help="pairs of blocks (daemon on, daemon paused) in a round")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of a block")
-    parser.add_argument("--rivals", type=int, default=20, help="pairs of blocks with each of the others")
-    parser.add_argument("--width", type=int, default=512, help="of the model")
+    parser.add_argument("--rivals", type=int, default=20, help="pairs of blocks with each rival")
+    parser.add_argument("--width", type=int, default=512, help="width of the model")
     options = parser.parse_args()
     if not {JOB_CPU, OTHER_CPU} <= os.sched_getaffinity(0):
         raise SystemExit("this needs two CPUs: one for the ranks, one for the daemon")
-    # So that jobs and daemon end with us.
+    # So that jobs and daemon end with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     daemon = BenchDaemon()
     folder = Path(tempfile.mkdtemp(prefix="probingd-bench-steps-"))

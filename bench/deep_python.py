@@ -1,8 +1,8 @@
 """A Python program with stacks of about 30 frames, like models of nested modules, in each of its threads.
 
-``wait FILE THREADS``: each thread waits for ever; the file appears when all of them wait. ``work FILE``: steps
-of pure Python, as long as a tick or two of a clock of 19 Hz; the file gets the monotonic time (ns, int64) of the end of
-each.
+``wait FILE THREADS``: each thread waits for ever; the file appears when all threads wait. ``work FILE``: makes steps of
+pure Python, each as long as one or two ticks of a 19 Hz clock, and writes the monotonic time (ns, int64) of the end of
+each step to the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """CPU of the diagnosis that runs all the time, beside a job of 8 ranks that advances. Budget: 0.2 % of a core.
 
-This process takes the place of the service, which then does not diagnose itself: it polls, gathers and runs the rules
-many times in a row. So the cost of each is measured apart from the daemon's other work and from other jobs.
+The daemon's own diagnosis is off, and this process does it instead of the service: it polls, gathers and runs the rules
+many times in a row. So the cost of each call is measured apart from the daemon's other work and from other jobs.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def measure(settle_s: float) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--settle", type=float, default=60, help="seconds of the job before")
+    parser.add_argument("--settle", type=float, default=60, help="seconds that the job runs before the measurement")
     found = measure(parser.parse_args().settle)
     names = sorted({name for costs in found.values() for name, ms in costs.items() if ms >= 0.05})
     rows = [

@@ -1,7 +1,7 @@
 """An aggregate over many simulated nodes: times, memory, dead and slow nodes. ``[NODES [TREE_NODES]]``, 0 for none.
 
-The nodes answer with prepared rows, so the asker and the connections take all of the time. First comes, as root, the
-time of a real daemon's answer, over operations that a gloo job has just made.
+The nodes answer with prepared rows, so the asker and the connections take all of the time. If run by root, it first
+measures the time of a real daemon's answer about operations that a gloo job has just made.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _own() -> None:
         with Cluster(f"unix:{daemon.socket}") as cluster:
             times = []
             for _ in range(QUERIES):
-                # Such questions reach a node one at a time, so its worker has already made the next database.
+                # In practice there are pauses between questions, in which the worker makes the next database.
                 time.sleep(PAUSE_S)
                 begun = time.perf_counter()
                 cluster.query(SQL)

@@ -1,10 +1,10 @@
 """Cost of the probes on gloo to a collective: ``python bench/gloo_hits.py [--blocks 30] [--against FOLDER]``.
 
-One process makes all_reduces in a group of itself, pinned to one CPU with its gloo threads, so that all of
-the cost shows in the time of a call. Blocks with the probes on, paused and absent alternate. Before
-each call the process reads more memory than the caches hold ("cold"), or none ("warm"); a training step
-lies between the two. Beside it, the kernel's own account of the time in each program. ``--against`` takes the objects
-of another build, made by ``python -m probing.daemon.bpf.build FOLDER``, into the same turns.
+One process makes all_reduces in a group of itself. It is pinned to one CPU with its gloo threads, so that all of the
+cost shows in the time of a call. Blocks with the probes on, paused and absent alternate. Before each call the process
+reads more memory than the caches hold ("cold"), or none ("warm"); a training step lies between the two. The kernel's
+own count of the time in each BPF program is printed as well. ``--against`` also measures the objects of another build,
+made by ``python -m probing.daemon.bpf.build FOLDER``, in the same turns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from probing.daemon.nccl_uprobes.operations.source import OBJECTS, CollectivesSo
 from probing.daemon.source import Identity
 
 HERE = Path(__file__).resolve().parent
-# Bytes that a process goes through before each call, and calls of a block.
+# (bytes that the process reads before each call, calls of a block).
 LOADS = {"warm": (0, 2000), "cold": (64 << 20, 100)}
 
 
@@ -147,7 +147,7 @@ def measure(job: GlooJob, ways: Ways, load: str, blocks: int) -> list[dict[str, 
 
 
 def in_programs(job: GlooJob, ways: Ways, load: str) -> list[dict[str, object]]:
-    """Returns the times in the programs by the kernel's account, which costs time itself."""
+    """Returns the times in the BPF programs as the kernel counts them; the counting itself costs time."""
     size, count = LOADS[load]
     rows: list[dict[str, object]] = []
     before_value = STATISTICS.read_text()

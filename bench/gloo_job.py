@@ -1,7 +1,7 @@
-"""A process that makes collectives of gloo alone: ``gloo_job.py``, then lines on stdin, ``COUNT BYTES``.
+"""A process that makes only gloo collectives, as requested by lines ``COUNT BYTES`` on stdin.
 
-For each line it makes COUNT all_reduces of one element in a group of itself, reads BYTES of memory before
-each, and prints the time of a collective in ns: the median, and the mean.
+For each line it makes COUNT all_reduces of one element in a group of itself, and reads BYTES of memory before each.
+Then it prints the median and the mean time of a collective, ns.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Steps of a program into which code is put, beside its own steps while it is left alone, for each CPython given.
+"""Compares the steps of a program while code is injected into it with its steps while it is left alone, for each
+CPython given.
 
 The program works for a few milliseconds a step on a CPU of its own, with the debug allocator, and checks its results.
 Windows in which code is evaluated twice a second alternate with windows in which nothing happens. The steps in which
-code runs take as long as the code and its helper need, and are fewer than one in a hundred: so the 99th percentile says
-whether the other steps notice. ``make inject`` runs this, and the long tests of injected code, with 1,009 evaluations
-in each CPython.
+code runs take as long as the code and its helper need, and are fewer than one in a hundred: so the 99th percentile
+shows whether the other steps became slower. ``make inject`` runs this, and the long tests of injected code, with 1,009
+evaluations in each CPython.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ _PAUSE_S = 0.5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=10, help="with evaluations, and as many without")
-    parser.add_argument("--evaluations", type=int, default=6, help="in a window")
+    parser.add_argument(
+        "--windows", type=int, default=10, help="number of windows with evaluations, and of windows without"
+    )
+    parser.add_argument("--evaluations", type=int, default=6, help="number of evaluations in a window")
     parser.add_argument("pythons", nargs="*", default=[sys.executable])
     options = parser.parse_args()
     cpus = sorted(os.sched_getaffinity(0))
@@ -63,7 +66,7 @@ def main() -> None:
     rows = []
     for python in options.pythons:
         rows.append(measured(python, cpus[0], options.windows, options.evaluations))
-        # Each takes a minute: what was measured is shown even if a later interpreter fails.
+        # Each interpreter takes a minute: its row is shown at once, in case a later interpreter fails.
         print(rows[-1], file=sys.stderr, flush=True)
     print(table(rows))
 
@@ -102,8 +105,8 @@ def measured(python: str, cpu: int, windows: int, evaluations: int) -> dict[str,
 
 
 def _evaluated(request: Evaluation) -> tuple[float, float]:
-    """Evaluates code, and waits until the next is due. Returns the longest stop in us, and the seconds until the
-    answer.
+    """Evaluates code, and waits until the next evaluation is due. Returns the longest stop in us, and the seconds until
+    the answer.
     """
     begun = time.monotonic()
     answer = evaluate(request)

@@ -1,8 +1,8 @@
-"""What a job pays for reporting itself: spans, rows, events and metrics of ours beside what it might do instead.
+"""The cost to a job of reporting spans, rows, events and metrics, beside the cost of alternatives.
 
-``python bench/job_rows.py [--calls 20000] [--rounds 11]``. Each round calls each kind in turn; the table has the median
-round and the share of the reference, two calls of ``time.perf_counter_ns``. ``make opentelemetry`` installs the SDK of
-OpenTelemetry for its line.
+``python bench/job_rows.py [--calls 20000] [--rounds 11]``. Each round makes each kind of call in turn. The table has
+the median over the rounds, in ns and as a multiple of a reference: two calls of ``time.perf_counter_ns``. ``make
+opentelemetry`` installs OpenTelemetry's SDK, which one line of the table needs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a daemon that coordinates the diagnosis of a large job needs for one look at it: ``[NODES ...]``.
+"""Time and CPU of a daemon that coordinates the diagnosis of a large job, for one look at the job: ``[NODES ...]``.
 
 The nodes are simulated, in a process of their own, and answer by real calls with prepared facts of 8 ranks each, which
-hang. So the coordinator and the connections take nearly all of the time. First looks open a connection to each node.
+hang. So the coordinator and the connections take nearly all of the time. The first look opens a connection to each
+node.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Cost of the probes on NCCL and libcudart to the calling thread: ``python bench/nccl_hits.py [--blocks 30]``.
 
 Two copies of the doubles of libnccl and libcudart (tests/doubles), one with probes and one without, are called in turn
-by loops in C: the difference is the cost of a hit, including the kernel's way to the program. Beside it stands the
-kernel's own account of the time in each program. Then a job makes 2,000 collectives a second, each after a loop of
-arithmetic, with its events and a watchdog: with and without probes in turn, and with the probes on and paused in turn.
+by loops in C: the difference is the cost of a hit, including the kernel's way to the BPF program. The kernel's own
+count of the time in each BPF program is printed as well. Then a job makes 2,000 collectives a second, each after a loop
+of arithmetic, with its events and a watchdog. It is measured with and without probes in turn, and with the probes on
+and paused in turn.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from probing.daemon.bpf import pins
 from probing.daemon.bpf.session import Session
 
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
-# By the calls of a turn: the loop that makes them, and the hits of probes in a turn.
+# By the calls that a turn makes: (name of the loop, hits of probes in a turn).
 LOOPS = {
     "ncclAllReduce": ("all_reduce", 1),
     "ncclGroupStart, ncclGroupEnd": ("group", 2),
@@ -41,7 +42,7 @@ LOOPS = {
     "cudaEventQuery, entry and return": ("query", 2),
     "ncclAllReduce, cudaEventRecord, cudaEventQuery": ("work", 4),
 }
-# Fewer than the ring holds: a lost record would be a cheaper hit.
+# Fewer turns than the ring holds records, because a hit whose record is lost would cost less.
 TURNS = 30_000
 STEP_NS = 500_000
 RATE = 1_000_000_000 // STEP_NS
@@ -82,7 +83,7 @@ def session_of(objects: Sequence[str | Path] = OBJECTS) -> Iterator[Session]:
 
 
 def programs(session: Session) -> dict[str, tuple[int, int]]:
-    """Returns name -> (runs, ns in them) of the session's programs, by the kernel's account."""
+    """Returns (runs, ns in all runs) of each BPF program of the session, by name, as the kernel counts them."""
     found: dict[str, tuple[int, int]] = {}
     for name, fd in session.programs.items():
         lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
@@ -116,7 +117,7 @@ def hits(plain: DoubleJob, probed: DoubleJob, watching: Watching, blocks: int) -
 
 
 def in_programs(probed: DoubleJob, watching: Watching, blocks: int) -> list[dict[str, object]]:
-    """Runs the same loops with the kernel's account, which costs time itself; returns the times in the programs."""
+    """Runs the same loops while the kernel counts, which itself costs time; returns the times in the BPF programs."""
     rows: list[dict[str, object]] = []
     before_value = STATISTICS.read_text()
     STATISTICS.write_text("1")
@@ -128,7 +129,7 @@ def in_programs(probed: DoubleJob, watching: Watching, blocks: int) -> list[dict
                 watching.drain(keep=False)
             for program, totals in sorted(programs(watching.session).items()):
                 runs, ns = (new - old for new, old in zip(totals, before[program], strict=True))
-                # A program that runs once a loop, as at the end of its event, says nothing.
+                # A program that runs only once in a loop, such as at the end of an event, gives no useful mean.
                 if runs >= TURNS:
                     rows.append({"loop": name, "program": program, "runs": runs, "ns a run": f"{ns / runs:.0f}"})
     finally:

@@ -47,7 +47,7 @@ def lost_of(daemon: BenchDaemon) -> int:
 
 
 def wait_until_probed(daemon: BenchDaemon, jobs: list[DoubleJob], pids: list[int]) -> None:
-    """Returns when calls of every process are in the log, up to the last one made for this check."""
+    """Waits until the log has calls of every process, including the last call made for this check."""
     deadline = time.monotonic() + PATIENCE_S
     sql = f"SELECT count(DISTINCT pid) AS n FROM comm.ops WHERE pid IN ({', '.join(map(str, pids))})"
     while asked(daemon, sql) < len(pids):
@@ -106,7 +106,7 @@ def stall(pids: list[int], case: Case) -> None:
 def measure(daemon: BenchDaemon, jobs: list[DoubleJob], case: Case) -> dict[str, object]:
     pids = [job.ranks[0].pid for job in jobs]
     wait_until_probed(daemon, jobs, pids)
-    # Calls from before all probes were attached are no losses of a ring.
+    # Calls that were made before all probes were attached do not count, neither their rows nor their losses.
     known, known_lost = rows_of(daemon, pids), lost_of(daemon)
     assert daemon.process is not None
     daemon_pids = family(daemon.process.pid)

@@ -19,7 +19,8 @@ from pathlib import Path
 from running import BenchDaemon, arguments, family
 from statistics_of_blocks import table
 
-# Like NCCL's functions, these begin with a push: the kernel emulates it, so a hit costs only a tenth.
+# The functions begin with a push, like NCCL's functions: the kernel emulates this instruction, so a hit costs only a
+# tenth of its usual cost.
 FLAGS = ("-O1", "-w", "-fno-omit-frame-pointer", "-fcf-protection=none")
 FUNCTIONS = ("AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Reduce", "Send", "Recv", "GroupStart", "GroupEnd")
 CALLER = r"""

@@ -22,7 +22,7 @@ from running import BIN, BenchDaemon, cpu_ns, job
 from statistics_of_blocks import table
 
 HERE = Path(__file__).resolve().parent
-# The largest cost that the page may have, % of a core.
+# The cost budget of the page, % of a core.
 BUDGET = 2.0
 
 
@@ -112,7 +112,7 @@ def tabs(port: int, cookie: str, name: str, number: int) -> Iterator[None]:
 
 
 def read(answer: http.client.HTTPResponse) -> None:
-    # http.client raises these if its connection is closed meanwhile.
+    # http.client raises these errors if its connection is closed while it reads.
     with contextlib.suppress(OSError, http.client.HTTPException, AttributeError):
         while answer.read1(1 << 16):
             pass

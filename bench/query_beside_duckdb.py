@@ -43,7 +43,7 @@ def between(first_hour: int, hours: int) -> str:
     return f"ts BETWEEN make_timestamp_ns({low}) AND make_timestamp_ns({low + hours * HOUR_NS})"
 
 
-# The job of the third day's noon; it lasts 6 hours.
+# The job that begins at noon of the third day and lasts 6 hours.
 JOB = f"job = '{job_at(2 * (2 * 4 + 2))}'"
 QUERIES = {
     "SELECT 1": "SELECT 1 AS one",
@@ -90,7 +90,7 @@ class Listener:
 
 
 class Node:
-    """A node's query side: store and control socket in this process, workers and service in their own."""
+    """A node's query side: store and control socket in this process, workers and service in processes of their own."""
 
     def __init__(self, root: Path, state: Path) -> None:
         runtime = root / "s.sock.d"
@@ -172,7 +172,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--segments", type=int, default=28)
-    parser.add_argument("--bytes", type=float, default=0, help="instead of rows: a store of about so many bytes")
+    parser.add_argument(
+        "--bytes", type=float, default=0, help="approximate size of the store; overrides rows and segments"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="", help="part of the name of a query")
     parser.add_argument("--state", type=Path, help="folder of the store, which is kept; a store in it is used again")

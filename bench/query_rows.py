@@ -23,7 +23,7 @@ __all__ = ("DAYS", "START_NS", "WORST_ROW_BYTES", "job_at", "write_store")
 START_NS = 1_794_873_600_000_000_000  # 2026-11-17
 DAY_NS = 86_400_000_000_000
 DAYS = 7
-# The least bytes of a row with random numbers, by which a store of many bytes is sized.
+# The minimum size of a row with random numbers, in bytes, from which the number of rows of a large store is computed.
 WORST_ROW_BYTES = 56
 JOB_HOURS = 6
 RANKS = 8
@@ -33,12 +33,14 @@ Numbers = npt.NDArray[np.int64]
 
 
 def job_at(slot: int) -> str:
-    """Returns the name of the job of the ``slot``-th 6 hours."""
+    """Returns the name of job number ``slot``. Two jobs begin in each 6 hours: an even and an odd number."""
     return f"train-{slot:03d}"
 
 
 def write_store(root: Path, rows: int, segments: int, noise: bool, report: Callable[[str], None]) -> list[Segment]:
-    """Writes a state directory with ``rows`` in ``segments`` of equal time. ``noise``: numbers hardly compress."""
+    """Writes a state directory with ``rows`` in ``segments`` of equal time. ``noise``: fill some columns with random
+    numbers, which hardly compress.
+    """
     files, made = SystemFiles(), list[Segment]()
     each = max(rows // segments, RANKS)
     for number in range(segments):

@@ -1,7 +1,8 @@
 """Throughput of the collector from ring to log, on one core: drain, assembly, append, commit.
 
-The ring is a copy in our own memory of what the kernel would map, filled again and again with records like those of a
-job of 16 ranks on 6 communicators; all the rest is the collector's own code and a real state directory.
+The ring lies in this process's own memory, laid out as the kernel would map it. It is filled again and again with
+records as a job of 16 ranks on 6 communicators makes them. All the rest is the collector's own code and a real state
+directory.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def ring_of(record: np.dtype[np.void]) -> tuple[Ring, RingMemory, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--drain", type=int, default=0, help="records a drain; 0: the whole ring")
+    parser.add_argument("--drain", type=int, default=0, help="number of records of a drain; 0: the whole ring")
     options = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     name, source = read_object("gloo", detect())
@@ -103,7 +104,7 @@ def main() -> None:
         loop = DrainLoop(store, {RING: ring}, consumers, RowBuffer("bench", clock), clock)
         slot = RING_BYTES // capacity
         for _ in range(options.rounds):
-            # The same records again, as in a ring whose consumer is at its begin.
+            # Sets both positions back to the begin of the ring, so that the same records are drained again.
             memory.consumer[0] = memory.producer[0] = 0
             memory.producer[0] = drain * slot
             begin = time.process_time()

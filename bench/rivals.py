@@ -13,7 +13,7 @@ from running import BIN
 
 __all__ = ("PROBING", "probing_reason", "py_spy")
 
-# Made by `make probing-venv`: its import name is that of our sdk.
+# Python of the environment that `make probing-venv` makes: Probing needs its own, because it has our sdk's import name.
 PROBING = Path(__file__).resolve().parents[1] / ".build" / "probing-0.2.4" / "bin" / "python"
 _ASK = "import probing, torch, sys; sys.exit(0 if hasattr(probing, 'query') else 'the module has no query')"
 

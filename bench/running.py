@@ -58,7 +58,7 @@ class BenchDaemon:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> float:
-        """Returns the seconds from exec to `ready`."""
+        """Starts the daemon. Returns the seconds from exec to `ready`."""
         begin = time.monotonic()
         with self.log.open("a") as log:
             self.process = subprocess.Popen(

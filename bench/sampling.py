@@ -45,7 +45,7 @@ SPIED = "py-spy record 100 Hz"
 
 
 class Block(NamedTuple):
-    """ms a step: its mean and median by the clock, and the CPU time of all ranks by the scheduler's count."""
+    """Times of a step, ms: mean and median by the clock, and the CPU time of all ranks as the scheduler counts it."""
 
     mean: float
     median: float
@@ -69,12 +69,12 @@ class Bench:
         end, cpu_after = time.monotonic_ns(), cpu_ns(self._pids)
         times = self._target.between(begin, end)
         each = np.diff(times) / 1e6
-        # CPU time is of the whole block, including the parts of steps at its edges.
+        # The CPU time covers the whole block, including incomplete steps at its edges.
         passed = (end - begin) / 1e6 / float(each.mean())
         return Block(float(each.mean()), float(np.median(each)), (cpu_after - cpu) / 1e6 / passed)
 
     def rounds(self, count: int) -> dict[str, tuple[list[Block], list[Block]]]:
-        """Returns by rate: its blocks, and for each the mean of the unsampled blocks of the same round."""
+        """Returns for each rate its blocks, and for each such block the mean of the unsampled blocks of its round."""
         chooser = random.Random(3)
         found: dict[str, tuple[list[Block], list[Block]]] = {r.name: ([], []) for r in RATES}
         for number in range(count):

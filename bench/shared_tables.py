@@ -14,7 +14,7 @@ __all__ = ("SharedTable", "common")
 
 
 class _Entries(dict[str, Entry]):
-    """The node's own entries; others are copied from ``base`` when they are asked for."""
+    """The node's own entries; other entries are copied from ``base`` when they are asked for."""
 
     def __init__(self, base: dict[str, Entry], own: str) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Half an hour at 100,000 events a second, with queries: memory, threads, descriptors and files must stay as they are.
 
-A process makes NCCL calls (the double of overload.py) that the real daemon stores, seals, merges and drops again, since
-its state directory may only take sixty megabytes. A client sends queries every few seconds. The resources of each
-process of the daemon are recorded, and a line is fitted to the last two thirds.
+A process makes NCCL calls (the double of overload.py). The real daemon stores, seals, merges and drops their rows,
+because its state directory is limited to 60 MB. A client sends queries every few seconds. The resources of each process
+of the daemon are recorded, and a line is fitted to the last two thirds.
 
 Memory is the proportional share (PSS) without clean file pages, which the kernel can take back. The collector's memory
 is also read five times a second, because its budget holds at any moment: 80 MB, and growth of less than 1 MB an hour
@@ -44,7 +44,7 @@ QUERIES = (
 ROLES = ("collector", "maintenance", "service", "worker", "reader", "parser", "supervisor")
 BUDGET_MB, GROWTH_MB_PER_HOUR = 80.0, 1.0
 LOOK_S = 0.2
-# Each call has its number as its count of elements. The calls end with the time, whatever rate they reached.
+# Each call has its number as its count of elements. The calls end after the given seconds, whatever rate they reached.
 SOURCE = CALLER.replace("1000 + i % 7", "i").replace(
     "if (i % 100 == 0)\n",
     "if (i % 100 == 0 && now() - begin > atof(argv[3]))\n\t\t\tcalls = i + 1;\n\t\telse if (i % 100 == 0)\n",
@@ -138,7 +138,9 @@ def watch(daemon: BenchDaemon, seconds: float, every: float) -> tuple[list[float
 
 
 def lines(times: list[float], looks: list[Counter[str]]) -> list[dict[str, object]]:
-    """Returns for each quantity its value after a third, at the end, its highest, and the slope an hour in between."""
+    """Returns for each quantity the value after a third of the time, the value at the end, the highest value, and the
+    slope per hour after the first third.
+    """
     first = len(times) // 3
     rows: list[dict[str, object]] = []
     for name in sorted({name for one in looks for name in one}):

@@ -1,7 +1,7 @@
 """Time to read the stacks of processes: this daemon, beside py-spy and pystack for the same processes.
 
-The daemon is asked over an open channel; the others are started for one process after the other, as a
-person would. All take turns, in rounds, within one run.
+The daemon is asked over an open channel; the other tools are started for one process after another, as a person would
+start them. All take turns, in rounds, within one run.
 """
 
 from __future__ import annotations

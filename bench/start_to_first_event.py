@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     rows = []
-    # A job on GPUs leaves the CPU idle while it waits for them; one on the CPU does not.
+    # A job on GPUs leaves the CPU idle while it waits for the GPUs; a job on the CPU does not.
     for beside, pause in (("leaves the CPU idle for a while each step", "0.02"), ("uses all of the CPU", "0")):
         ready, event = measure(options.rounds, pause)
         for name, values in (("ready", ready), ("the first operation in an answer", event)):

@@ -30,7 +30,7 @@ class Ratio:
 
 
 def ratio_of_blocks(with_it: Sequence[float], without: Sequence[float], seed: int = 7) -> Ratio:
-    """Returns the mean ratio over pairs (a block with it, its neighbour without it), bootstrapped over the pairs."""
+    """Returns the mean ratio over pairs (a block with the load, a neighbour without), bootstrapped over the pairs."""
     pairs = np.asarray(with_it, dtype=np.float64) / np.asarray(without, dtype=np.float64)
     rng = np.random.default_rng(seed)
     means = rng.choice(pairs, (RESAMPLES, len(pairs))).mean(axis=1)

@@ -1,4 +1,6 @@
-"""A 2-rank DDP job that writes the monotonic time (ns, int64) at which each step of rank 0 ended to the file named."""
+"""A 2-rank DDP job. It writes the monotonic time (ns, int64) of the end of each step of rank 0 to the file FILE:
+``timed_job.py FILE [WIDTH [PAUSE_S]]``.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ WIDTH = re.compile(r"// (\d+)")
 
 
 class Operations:
-    """Answers as a cluster whose only rows are operations, one a rank each ms, and steps of 100 ms."""
+    """Answers like a cluster whose only rows are operations, one per rank and ms, and steps of 100 ms."""
 
     def __init__(self, rows: int, ranks: int) -> None:
         self.outcomes: list[Any] = []
@@ -165,7 +165,7 @@ def main() -> None:
         one(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
         return
     rows, ranks = [*sys.argv[1:], *("10000000", "64")[len(sys.argv) - 1 :]][:2]
-    # Kineto files are real, and take 700 bytes an operation.
+    # Kineto files are really written and take 700 bytes an operation, so they get a tenth of the operations.
     for kind, share in (("perfetto", 1), ("chrome", 1), ("columns", 1), ("html", 1), ("kineto", 10)):
         subprocess.run([sys.executable, __file__, kind, str(int(rows) // share), ranks], check=True)
 

@@ -16,7 +16,7 @@ _silent: ContextVar[SilentNodes] = ContextVar("silent nodes", default=dict)
 
 
 def silent_of_command(silent: SilentNodes) -> None:
-    """Sets the function that returns the nodes of this command that did not answer, each with the reason."""
+    """Sets the function that returns, for this command, the nodes that did not answer and the reason of each."""
     _silent.set(silent)
 
 
@@ -34,7 +34,7 @@ def require_all() -> None:
 def partial(message: str, silent: Mapping[str, str] | None = None) -> PartialAnswer:
     """Returns the error for ``message``, which says that something was not found.
 
-    ``silent``: the nodes that did not answer, with the reasons; None: the silent nodes of the command.
+    ``silent`` maps each node that did not answer to the reason; None stands for the silent nodes of the command.
     """
     nodes = _silent.get()() if silent is None else silent
     named = [f"{node} ({why})" for node, why in list(nodes.items())[:_MOST_NAMED]]
@@ -42,5 +42,7 @@ def partial(message: str, silent: Mapping[str, str] | None = None) -> PartialAns
 
 
 def unless_partial(error: NotFound) -> NotFound | PartialAnswer:
-    """Returns ``error``, or PartialAnswer with the same message if a silent node may have what was not found."""
+    """Returns ``error``; if a node did not answer, returns PartialAnswer instead, because that node may have what the
+    other nodes lack.
+    """
     return partial(error.message) if _silent.get()() else error

@@ -35,24 +35,24 @@ COMMANDS = {
     "ps": Entry("ps", "Training processes: job, rank, pid, state, backends."),
     "events": Entry("events", "Starts, exits and kills; which process failed first."),
     "list": Entry("ps", "The same as ps.", hidden=True),
-    "top": Entry("top", "Live view of all ranks: rates, in flight, lag, Python."),
-    "nccl": Entry("nccl", "Collectives: times, bandwidth, lag by rank, in flight."),
+    "top": Entry("top", "Live view of ranks: rates, operations in flight, lag, Python."),
+    "nccl": Entry("nccl", "Collectives, also in flight: times, bandwidth, lag by rank."),
     "diagnose": Entry("diagnose", "What is wrong with a job, who holds it up, and why."),
     "why": Entry("diagnose", "The same as diagnose.", hidden=True),
     "preflight": Entry("preflight", "Whether nodes are fit for a job, before it starts."),
     "balance": Entry("balance", "Shares of a step: compute, communication, wait, IO, by rank."),
-    "logs": Entry("logs", "Lines of trainers that match an allow-list."),
-    "tables": Entry("tables", "The tables, or the columns of one."),
+    "logs": Entry("logs", "Lines that trainers wrote, if they match an allow-list."),
+    "tables": Entry("tables", "The tables, or the columns of one table."),
     "web": Entry("web", "A page for the browser: jobs, findings, ranks, SQL."),
     "status": Entry("status", "State of the daemon and of each of its sources."),
     "nodes": Entry("nodes", "The nodes that the target knows."),
     "gpu": Entry("gpu", "GPUs by rank: activity, memory, clocks, what is wrong."),
     "health": Entry("health", "What is wrong with the hardware of each node, and what to do."),
-    "memory": Entry("memory", "Memory of host and GPU by rank, and who has the most."),
+    "memory": Entry("memory", "Memory of host and GPU by rank; which rank uses the most."),
     "mem": Entry("memory", "The same as memory.", hidden=True),
     "topo": Entry("topo", "How GPUs, NICs and NUMA nodes are linked, with ranks on them."),
     "rdma": Entry("rdma", "Ports of RDMA devices: state, traffic, errors."),
-    "net": Entry("net", "Interfaces; TCP of ranks: round trips, retransmits."),
+    "net": Entry("net", "Interfaces, and TCP connections of ranks: RTT, retransmits."),
     "pause": Entry("pause", "Stop all probes at once."),
     "version": Entry("version", "The version of probingctl."),
     "stacks": Entry("stacks", "Python stacks of all threads, innermost frame first."),
@@ -65,13 +65,13 @@ COMMANDS = {
     "config": Entry("config", "Settings of the daemon: show them, or change one."),
     "annotate": Entry("annotate", "Set labels of ranks, such as the phase that they are in."),
     "eval": Entry("evaluate", "Run Python in processes of a job, where it is allowed."),
-    "repl": Entry("repl", "The same line by line, as at Python's own prompt."),
+    "repl": Entry("repl", "Run Python in processes of a job line by line, at a prompt."),
     "launch": Entry("unsupported", "Start a job.", hidden=True, function="launch"),
     "inject": Entry("unsupported", "Load a library into a job.", hidden=True, function="launch"),
-    "worker": Entry("worker", "Serve workers of this node: start ranks of groups as you."),
-    "query": Entry("query", "Rows of one SELECT, of one node or all; without SQL a shell."),
+    "worker": Entry("worker", "Serve workers of this node: run ranks of groups as your user."),
+    "query": Entry("query", "Rows of a SELECT, from one node or all; without SQL, a shell."),
     "bugreport": Entry("bugreport", "An archive for a bug report, without names."),
-    "export": Entry("export", "Write stored rows to files for other engines, at -o."),
+    "export": Entry("export", "Write stored rows to the file or directory of -o."),
 }
 CLUSTER_COMMANDS = {
     "query": Entry("cluster_query", "query on all nodes."),
@@ -86,17 +86,19 @@ GROUP_COMMANDS = {
     "start": Entry("group", "Start all ranks, after checks of the nodes.", function="start", options="StartOptions"),
     "stop": Entry("group", "End all ranks.", function="stop"),
     "restart": Entry("group", "End all ranks and start them again.", function="restart", options="StartOptions"),
-    "status": Entry("group", "Groups, or one with its workers and ranks.", function="status", options="StatusOptions"),
+    "status": Entry(
+        "group", "All groups, or a group with its workers and ranks.", function="status", options="StatusOptions"
+    ),
     "list": Entry("group", "The same as status.", hidden=True, function="status", options="StatusOptions"),
     "logs": Entry("group", "The output of a rank.", function="logs", options="LogOptions"),
     "key": Entry("group", "Your public key, for launch.trusted on other nodes.", function="key", options=""),
     "delete": Entry("group", "End all ranks, and forget the group.", function="delete"),
 }
 RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are numbered and placed as they must be.")}
-# Commands that write files in formats of their own.
+# Commands whose -o file has a format of their own, so its suffix is not checked here.
 _OWN_FILES = ("profile", "flamegraph", "timeline", "export", "bugreport", "diagnose", "why")
 _EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
-# Help is as wide as the terminal, but at most as wide as is easy to read.
+# Help is as wide as the terminal, up to a width that is easy to read.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -113,7 +115,10 @@ class GlobalOptions:
     """The options that every command has."""
 
     target: Annotated[
-        str, typer.Option("-t", "--target", envvar="PROBING_TARGET", metavar="ADDRESS", help="unix:PATH or HOST:PORT.")
+        str,
+        typer.Option(
+            "-t", "--target", envvar="PROBING_TARGET", metavar="ADDRESS", help="Node to ask: unix:PATH or HOST:PORT."
+        ),
     ] = DEFAULT_TARGET
     nodes: Annotated[
         str | None,
@@ -142,22 +147,25 @@ class GlobalOptions:
     output_format: Annotated[
         str | None,
         typer.Option(
-            "-f", "--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; default: by the file's name, else table."
+            "-f",
+            "--format",
+            metavar="FORMAT",
+            help=f"{', '.join(FORMATS)}; default: the output file's suffix, else table.",
         ),
     ] = None
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write instead of stdout.")
     ] = None
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write to this JSON file which nodes answered or failed.")
+        Path | None, typer.Option(metavar="FILE", help="File for a JSON report on which nodes answered or failed.")
     ] = None
     tz: Annotated[
         str | None,
         typer.Option(
-            "--tz", envvar="PROBING_TZ", metavar="ZONE", help="Zone of times: Asia/Shanghai, +08:00, local; else UTC."
+            "--tz", envvar="PROBING_TZ", metavar="ZONE", help="Time zone: Asia/Shanghai, +08:00 or local; default: UTC."
         ),
     ] = None
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Limit for all answers: 5 (s) or 500ms.")] = "30s"
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Time limit for all answers: 5 (s) or 500ms.")] = "30s"
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False

@@ -54,7 +54,7 @@ class Variables:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """The results of code in the processes in which it ran, and the processes in which it did not run."""
+    """The results of code from the processes that ran it, and the processes in which the code did not run."""
 
     results: list[Evaluated]
     failures: list[Failure]
@@ -64,7 +64,7 @@ class Cluster(Queries):
     """Asks nodes for rows, processes, stacks, variables, settings and status. ``Nodes`` explains the arguments.
 
     ``job`` is a name, the end of a name, a run, or a pid, as for ``--job``. A method raises NotFound for a job that no
-    node knows, and for a job that has ended, with the time; UsageError if several jobs fit.
+    node knows and for a job that has ended (the message says when), and UsageError if several jobs fit ``job``.
     """
 
     def ps(self) -> pa.Table:
@@ -81,7 +81,7 @@ class Cluster(Queries):
         """Returns the stacks of all threads of the processes. Raises NotFound for a process that no node has."""
 
         def ask(name: str) -> list[pb.StacksReply]:
-            # Each node gets a request of its own, because the call writes a deadline into it.
+            # Each node gets a request of its own, because the call writes a deadline into the request.
             return self.some(
                 lambda node, seconds: node.stacks(
                     pb.StacksRequest(pids=pids, job=name, native=native, locals=local_variables), seconds
@@ -121,10 +121,10 @@ class Cluster(Queries):
         session: str = "",
         ends: bool = False,
     ) -> Evaluations:
-        """Runs ``code`` in the processes whose nodes allow it; ``seconds``: limit for the start and run of the code.
+        """Runs ``code`` in the processes whose nodes allow it to run. The code must start and end within ``seconds``.
 
-        Code of a ``session`` sees the names that earlier code of the session has assigned, until code that ``ends`` it.
-        Raises NotFound for a process that no node has.
+        Code of a ``session`` sees the names that earlier code of the same session assigned; with ``ends``, these names
+        are dropped once this code has run. Raises NotFound for a process that no node has.
         """
 
         def ask(name: str) -> list[pb.EvalReply]:
@@ -143,9 +143,8 @@ class Cluster(Queries):
     def annotate(
         self, labels: Mapping[str, str], pids: Sequence[int] = (), job: str = "", *, rank: int | None = None
     ) -> list[tuple[str, int]]:
-        """Sets labels of ranks; an empty value removes a label. Returns each node with ranks, and their number.
-
-        Raises NotFound if no node has such a rank.
+        """Sets labels of the ranks that the other arguments select; an empty value removes a label. Returns (node,
+        number of selected ranks) for each node that has any. Raises NotFound if no node has a selected rank.
         """
 
         def ask(name: str) -> list[pb.AnnotateReply]:
@@ -155,13 +154,16 @@ class Cluster(Queries):
         return [(reply.node, reply.ranks) for reply in self._of_job(job, ask)]
 
     def groups(self, request: pb.GroupRequest) -> list[bytes]:
-        """Returns the records of groups that the nodes have, as JSON, after the change in ``request``."""
+        """Makes the change in ``request``. Returns the records of groups that the nodes have after the change, as
+        JSON."""
         replies = self.some(lambda node, left: node.group(request, left))
         return [record for reply in replies for record in reply.groups]
 
     def group_log(self, name: str, rank: int, start: int) -> tuple[bytes, int]:
-        """Returns a part of the log of a rank from position ``start`` on (negative: from that many bytes before the
-        end), and the position after it. Raises NotFound if no node has the rank.
+        """Returns a part of the log of a rank, and the position after that part. Raises NotFound if no node has the
+        rank.
+
+        The part begins at position ``start``; a negative ``start`` counts bytes back from the end of the log.
         """
         request = pb.GroupLogRequest(name=name, rank=rank)
         setattr(request, "from", start)
@@ -172,8 +174,8 @@ class Cluster(Queries):
         """Returns, for each node that answers, its name and the facts of each run of ``job`` (empty: of all jobs) as
         JSON.
 
-        ``hardware``: only the facts about the node's hardware. Nodes that do not know the job are left out. Raises
-        NotFound if no node that answers knows it.
+        ``hardware`` limits the facts to those about the node's hardware. Nodes that do not know the job are left out.
+        Raises NotFound if no node that answers knows the job.
         """
 
         def ask(name: str) -> list[pb.FactsReply]:
@@ -184,10 +186,11 @@ class Cluster(Queries):
         return [(reply.node, list(reply.facts)) for reply in replies]
 
     def config(self, key: str = "", value: str | None = None, **change: Unpack[Change]) -> list[Setting]:
-        """Returns all settings, or the setting ``key``, after setting it to ``value`` if that is given.
+        """Sets the setting ``key`` to ``value`` if a value is given, and returns that setting; without a key, returns
+        all settings.
 
-        Raises NotFound if no node has the job, the process or the key. Raises UsageError for a wrong value, and for a
-        value that would delete rows unless ``change`` has ``yes``; then no node has changed anything.
+        Raises NotFound if no node has the job, the process or the key, and UsageError for a wrong value. Unless
+        ``change`` has ``yes``, raises UsageError for a value that would delete rows, before any node changes anything.
         """
         name, length = change.pop("node", None), change.pop("seconds", 0.0)
 
@@ -226,7 +229,7 @@ class Cluster(Queries):
         return [(a.address, a.value) for a in self.each(ask).answered]
 
     def pause(self, paused: bool) -> list[tuple[str, bool]]:
-        """Stops or resumes all probes; returns for each address whether its node is paused now."""
+        """Stops or resumes all probes. Returns, for each address, whether its node is paused now."""
 
         async def ask(node: Node, seconds: float) -> tuple[str, bool]:
             return node.address, (await node.pause(paused, seconds)).paused

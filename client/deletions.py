@@ -1,4 +1,4 @@
-"""Says in words which rows a new limit would delete at nodes, before any node changes it."""
+"""Says in words which rows of nodes a new limit would delete, before any node changes the limit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def amount(rows: int, size_bytes: int, segments: int) -> str:
 
 
 def require_no_deletion(key: str, value: str | None, replies: Sequence[pb.ConfigReply]) -> None:
-    """Raises UsageError if a reply to a proposal says that rows would be deleted, or comes from a node too old to say.
+    """Raises UsageError if a reply to a proposal says that rows would be deleted, or comes from an older node that
+    cannot say.
 
-    ``value`` None: the setting is to be reset.
+    ``value`` None means that the setting is to be reset.
     """
     change = f"{key} {'--reset' if value is None else f'= {value}'}"
     if older := [reply.node for reply in replies if not reply.HasField("effect")]:
@@ -35,5 +36,5 @@ def require_no_deletion(key: str, value: str | None, replies: Sequence[pb.Config
         begins = when(utc(min(e.begins_ns for e in effects)))
         raise UsageError(
             f"{change} would delete {what} of {where}",
-            hint=f"confirm it with --yes: rows are deleted from {begins} on, unless the limit is reset before",
+            hint=f"confirm it with --yes: rows are deleted from {begins} on, unless the limit is reset before that",
         )

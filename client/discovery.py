@@ -37,13 +37,13 @@ def discovered(text: str) -> tuple[str, ...] | None:
 
 
 def hostnames(text: str) -> tuple[str, ...]:
-    """Returns the names in a hostlist of Slurm, such as ``a[1-3,7],b05``. Raises UsageError if it cannot be read."""
+    """Returns the names in a hostlist of Slurm, such as ``a[1-3,7],b05``. Raises UsageError for any other text."""
     found: dict[str, None] = {}
     for part in _parts(text):
         for name in _expanded(text, part):
             found[name] = None
             if len(found) > MAX_NODES:
-                raise UsageError(f"the list of nodes {text[:80]!r} has more than {MAX_NODES}")
+                raise UsageError(f"the list of nodes {text[:80]!r} has more than {MAX_NODES} nodes")
     return tuple(found)
 
 
@@ -69,7 +69,7 @@ def _expanded(text: str, part: str) -> Iterator[str]:
     for piece in pieces:
         ends = [piece[2]] if piece[2] is not None else _numbers(text, piece[1])
         if len(names) * len(ends) > MAX_NODES:
-            raise UsageError(f"the list of nodes {text[:80]!r} has more than {MAX_NODES}")
+            raise UsageError(f"the list of nodes {text[:80]!r} has more than {MAX_NODES} nodes")
         names = [name + end for name in names for end in ends]
     yield from names
 
@@ -86,7 +86,7 @@ def _numbers(text: str, ranges: str) -> list[str]:
             raise _unreadable(text)
         found += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
         if len(found) > MAX_NODES:
-            raise UsageError(f"the list of nodes {text[:80]!r} has more than {MAX_NODES}")
+            raise UsageError(f"the list of nodes {text[:80]!r} has more than {MAX_NODES} nodes")
     return found
 
 
@@ -97,12 +97,12 @@ def _unreadable(text: str) -> UsageError:
 def _slurm() -> tuple[str, ...]:
     text = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST") or ""
     if not text:
-        raise UsageError("--nodes slurm: needs SLURM_JOB_NODELIST", hint="run it in a job, or give --nodes A,B,C")
+        raise UsageError("`--nodes slurm:` needs SLURM_JOB_NODELIST", hint="run it in a job, or give --nodes A,B,C")
     return _scontrol(text) or hostnames(text)
 
 
 def _scontrol(text: str) -> tuple[str, ...]:
-    """Returns the host names that ``scontrol`` lists for ``text``; empty if it does not answer."""
+    """Returns the host names that ``scontrol`` lists for ``text``; empty if ``scontrol`` is absent, fails or hangs."""
     program = shutil.which("scontrol")
     if program is None or text.startswith("-"):
         return ()

@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 __all__ = ("MAX_BYTES", "expressions_in", "with_rows_of_expressions")
 
 MAX_BYTES = 256 << 10
-"""The most bytes of SQL that the rows of all expressions may take."""
+"""The maximum length of the SQL, in characters, once rows have replaced its tables of expressions."""
 _MAX_COLUMNS = 64
 _LIMIT_S = 10.0
-# Texts and comments, whose backticks mean nothing; and the table of an expression.
+# Matches a table of an expression (group ``code``). It also matches string literals, quoted names and comments, so that
+# backticks in them are skipped.
 _TOKENS = re.compile(
     r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | --[^\n]* | /\*.*?\*/ | \bpython\s*\.\s*`(?P<code>[^`]{1,4096})`""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 _JOB = re.compile(r"\bjob\s*=\s*'((?:[^']|'')+)'", re.IGNORECASE)
 _WHO = ("node", "job", "run", "rank", "pid")
-# Numbers that are not finite come as texts.
+# How the code in the process prints numbers that are not finite: as strings, since they have no Python literal.
 _WORDS = ("nan", "inf", "-inf")
-# Runs in the process, and prints a literal of Python for each row. What is no plain value is its repr.
+# This code runs in the process and prints a Python literal for each row. A value that is not plain is printed as repr.
 _ROWS = """
 def _probing_plain(value):
     if value is None or isinstance(value, (bool, int)):
@@ -74,15 +75,15 @@ for _probing_row in _probing_rows({code}):
 
 
 def expressions_in(sql: str) -> list[tuple[int, int, str]]:
-    """Returns begin, end and code of each python.`CODE` outside of texts, names and comments."""
+    """Returns begin, end and code of each python.`CODE` outside of string literals, quoted names and comments."""
     return [(*match.span(), match["code"]) for match in _TOKENS.finditer(sql) if match["code"] is not None]
 
 
 def with_rows_of_expressions(cluster: Cluster, sql: str) -> str:
     """Returns ``sql`` with rows in place of its tables of expressions; unchanged if there are none.
 
-    Evaluates each expression in the trainers of the job that ``sql`` names (job = '...'), or of the only one. Raises
-    UsageError, NotFound, TargetError, and the errors of ``Cluster.evaluate``.
+    Evaluates each expression in the trainers of the job that ``sql`` names (job = '...'), or of the only job that runs.
+    Raises UsageError, NotFound, TargetError, and the errors of ``Cluster.evaluate``.
     """
     found = expressions_in(sql)
     if not found:
@@ -118,7 +119,7 @@ def _evaluated(cluster: Cluster, job: str, code: str) -> list[Row]:
         tree = ast.parse(code, mode="eval")
         compile(tree, "<expression>", "eval", dont_inherit=True)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as e:
-        raise UsageError(f"python.`{escape(code, 80)}` is no expression of Python", hint=str(e)) from None
+        raise UsageError(f"python.`{escape(code, 80)}` is not a Python expression", hint=str(e)) from None
     # A module that the process has loaded needs no import: python.`time.time()`.
     modules = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
     text = _ROWS.format(code=f"({code}\n)", modules=modules)
@@ -136,18 +137,20 @@ def _read(result: Evaluated, code: str) -> Iterator[Row]:
         text = escape(raised_text(raised), 500)
         raise TargetError(f"rank {result['rank']}: python.`{escape(code, 80)}` raised {text}")
     if result["dropped"]:
-        raise TargetError(f"the rows of rank {result['rank']} take too much", hint="select in the expression")
+        raise TargetError(f"the rows of rank {result['rank']} are too large", hint="select in the expression")
     yield from map(_row, result["output"].splitlines())
 
 
 def _row(line: str) -> Row:
-    """Returns the row in a line of what the code printed; the process may have printed anything."""
+    """Returns the row in a line of the output. Raises TargetError for another line, because the process may have
+    printed anything.
+    """
     try:
         row = ast.literal_eval(line)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         row = None
     if not isinstance(row, dict) or not all(isinstance(name, str) for name in row):
-        raise TargetError("the process printed something else than rows", hint="leave out what prints")
+        raise TargetError("the process printed lines that are not rows", hint="leave out code that prints")
     return row
 
 

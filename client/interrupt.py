@@ -23,8 +23,8 @@ _PATIENCE_S = 0.8
 
 
 class _Leaving:
-    """The state of the process's end: whether Ctrl-C was pressed, the exit code, and the bytes and modes that restore
-    the terminal.
+    """How the process ends: whether Ctrl-C was pressed, the exit code, and the bytes and modes that restore the
+    terminal.
     """
 
     pressed = False
@@ -34,7 +34,7 @@ class _Leaving:
 
 
 def watch() -> None:
-    """Makes the first Ctrl-C end the process after ``_PATIENCE_S``, and a second Ctrl-C at once."""
+    """Makes the first Ctrl-C end the process after ``_PATIENCE_S``, and a second Ctrl-C end it at once."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         # The process was started in the background, where the shell ignores Ctrl-C.
         return
@@ -52,7 +52,9 @@ def _press(number: int, frame: FrameType | None) -> None:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Prints errors that nobody can catch, except a Ctrl-C in a callback or a destructor: the process ends anyway."""
+    """Prints errors that nobody can catch. A Ctrl-C in a callback or a destructor is not printed, because the process
+    ends anyway.
+    """
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
 
@@ -121,8 +123,8 @@ def leave(code: int) -> NoReturn:
 
 @contextmanager
 def leaving_by_it(restore: bytes = b"") -> Iterator[None]:
-    """Returns a context that Ctrl-C ends with exit code 0. Then ``restore`` is written to the terminal and its modes
-    are restored.
+    """Returns a context manager in which Ctrl-C ends the command with exit code 0. Ctrl-C also writes ``restore`` to
+    the terminal, and restores the terminal's modes.
     """
     _Leaving.code, _Leaving.restore = 0, restore
     if sys.stdin.isatty():
@@ -132,7 +134,7 @@ def leaving_by_it(restore: bytes = b"") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        # Ctrl-C may have come before the code that changed the terminal could restore it.
+        # The terminal is restored here, because Ctrl-C may have interrupted the code that would have restored it.
         _put_back()
     finally:
         _Leaving.restore, _Leaving.modes = b"", None

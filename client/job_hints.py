@@ -23,7 +23,9 @@ _MOST = 3
 
 
 class Emptiness:
-    """Passes batches on. ``empty``: there was no row, or a single row of only 0 and NULL, as from ``count(*)``."""
+    """Passes batches on. ``empty`` is True if they had no row, or a single row of only 0 and NULL, as from
+    ``count(*)``.
+    """
 
     def __init__(self) -> None:
         self._rows = 0
@@ -56,7 +58,7 @@ def hint_at_jobs(cluster: Cluster, sql: str, params: Mapping[str, Any]) -> None:
             if text := _meant(cluster, name):
                 hint(text)
     except ProbingError:
-        # A failure is ignored, because the answer itself was already written.
+        # A failure is ignored, because the answer was already written and only the hint is missing.
         return
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 __all__ = ("ended_error", "has_ended", "job_named", "require_live", "silent_nodes")
 
 _MaybeText = TypeVar("_MaybeText", str, str | None)
-# Tables that have jobs, in the order of the search: running, ended, and known only from findings.
+# Tables with a column ``job``, in the order of the search: the first has the running jobs, the last has jobs that are
+# known only from findings.
 _JOB_TABLES = ("process.processes", "process.events", "comm.communicators", "diagnosis.findings")
 _MOST_CANDIDATES = 8
 _STATE = {
@@ -43,7 +44,7 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
         jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
         if text in jobs or (jobs and _is_elsewhere(cluster, text, jobs, _JOB_TABLES[place:])):
             return text
-        # A job that is shown without its owner is chosen before another user's job of the same name.
+        # A name with an owner belongs to another user's job of the same name, so names without an owner are preferred.
         jobs = [job for job in jobs if not names_owner(job)] or jobs
         if len(jobs) == 1:
             return jobs[0]
@@ -59,10 +60,10 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
 
 
 def _is_elsewhere(cluster: Queries, text: str, jobs: Sequence[str], tables: Sequence[str]) -> bool:
-    """Returns whether ``text`` is the whole name of a job in ``tables``, such as a job that has ended. ``jobs``: the
-    jobs that were found before, whose names only end with ``text``, or which have a pid or run that equals ``text``.
+    """Returns whether ``text`` is the whole name of a job in ``tables``, such as a job that has ended. ``jobs`` were
+    found in earlier tables, where ``text`` is only the end of the name, the run, or a pid of each job.
     """
-    # Of a Slurm job that begins before its steps, the steps are meant.
+    # A Slurm job id whose steps were found refers to those steps, so no other table is searched.
     if not tables or any(job.startswith(f"{text}.") for job in jobs):
         return False
     statements = {table: f"SELECT job FROM {table} WHERE job = {sql_text(text)} LIMIT 1" for table in tables}
@@ -70,13 +71,15 @@ def _is_elsewhere(cluster: Queries, text: str, jobs: Sequence[str], tables: Sequ
 
 
 def _group_text(cluster: Queries, name: str) -> str:
-    """Returns the phase of the group of this name (a literal of SQL), and why; empty if there is no such group."""
+    """Returns a text with the phase of the group ``name`` (an SQL literal), and the reason; empty if there is no such
+    group.
+    """
     sql = f"SELECT phase, coalesce(waits_for, reason) AS why FROM cluster.groups WHERE group_name = {name}"
     try:
         answers = cluster.query_each(f"{sql} ORDER BY generation DESC LIMIT 1", ("phase", "why"))
         rows = [row for answer in answers for row in rows_of(answer)]
     except ProbingError:
-        # A node of a version without groups has no such table.
+        # An older node, which has no groups, lacks the table.
         return ""
     return f"it is {rows[0]['phase']}, {rows[0]['why'] or 'and was never started'}" if rows else ""
 
@@ -96,7 +99,9 @@ def silent_nodes(cluster: Queries, asked: int = 0, *, besides: tuple[type[Except
 
 
 def ended_error(job: str, ended: str | None) -> NotFound:
-    """Returns the error for a job without living processes. ``ended``: when the job ended, UTC; None: unknown."""
+    """Returns the error for a job without living processes. ``ended`` is the time when the job ended, UTC; None if it
+    is unknown.
+    """
     hint = f"`probingctl ps --ended --job {job}` shows how, `probingctl diagnose --job {job}` what was found until then"
     return NotFound(f"job {job} ended at {when(ended)}" if ended else f"job {job} has ended", hint=hint)
 

@@ -1,4 +1,6 @@
-"""Connects a launcher with the daemon of its node, again after each break: orders come in, reports go out."""
+"""Connects a launcher to the daemon of its node, and reconnects after each break. The daemon sends orders, the launcher
+sends reports.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ __all__ = ("Lease", "Link", "LogWanted")
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 2.0
 _CALL_S = 365 * 86_400.0
-# The times of reports that are remembered: the daemon refers to the newest, some seconds ago. Of reports that follow
-# each other faster than this, the first one's time counts for all, s.
+# The daemon refers to reports that were sent some seconds ago. So the launcher keeps the times at which reports were
+# sent: at most _REMEMBERED times, which are at least _APART_S (s) apart.
 _REMEMBERED, _APART_S = 256, 0.1
 
 
 class LogWanted(NamedTuple):
-    """A part of the log of a rank that somebody asks for; ``start`` may be negative: bytes before the end."""
+    """A request for a part of the log of a rank. A negative ``start`` counts bytes back from the end of the log."""
 
     number: int
     group: str
@@ -37,7 +39,9 @@ class LogWanted(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A quorum of nodes knew no newer ``generation`` after the report was ``sent`` (s since boot)."""
+    """Says that a quorum of nodes knew no newer ``generation`` of ``group`` after the time ``sent`` (s since boot), at
+    which the launcher sent a report.
+    """
 
     group: str
     generation: int
@@ -45,10 +49,12 @@ class Lease(NamedTuple):
 
 
 class Link:
-    """The connection to the daemon at ``address``. ``orders`` holds what came in; ``wake`` is called for each.
+    """The connection to the daemon at ``address``. ``orders`` holds the orders that arrived; ``wake`` is called after
+    each order arrives.
 
-    ``problem``: why there is no connection; empty while there is one, None before the first answer. ``refused``: why
-    the daemon will never serve these workers. All methods are for the thread of the launcher.
+    ``problem`` says why there is no connection; it is empty while connected, and None before the first answer.
+    ``refused`` says why the daemon will never serve these workers. Only the thread of the launcher may call the
+    methods.
     """
 
     def __init__(self, cluster: Cluster, address: str, workers: Sequence[str], wake: Callable[[], None]) -> None:
@@ -63,7 +69,7 @@ class Link:
         self._work = Work(self._run())
 
     def report(self, rows: bytes) -> None:
-        """Sends the rows, JSON; of several that wait, the newest."""
+        """Sends ``rows`` (JSON). They replace earlier rows that have not been sent yet."""
 
         def put() -> None:
             self._rows = rows
@@ -72,7 +78,7 @@ class Link:
         in_loop(put)
 
     def answer(self, wanted: LogWanted, data: bytes, end: int, problem: str = "") -> None:
-        """Sends a part of a log, which ends at position ``end``; or why there is none."""
+        """Sends ``data``, a part of a log that ends at position ``end``; or ``problem``, the reason for no data."""
         part = pb.LogPart(id=wanted.number, data=data, end=end, problem=problem)
 
         def put() -> None:
@@ -93,7 +99,8 @@ class Link:
                 self.problem = "the connection ended"
             except (PrivilegeError, UsageError) as e:
                 self.problem = e.message
-                # A predecessor that was killed counts as connected until its silence is noticed.
+                # SERVED may be wrong: a launcher that was killed counts as connected until the daemon notices its
+                # silence. So this refusal is retried.
                 if e.code != SERVED:
                     self.refused = e
                     self._wake()
@@ -115,7 +122,7 @@ class Link:
     def _note(self, order: pb.WorkOrder) -> None:
         if order.group:
             with suppress(FormatError):
-                # A rank trusts its master, so the address is what the own node says, not what a record says.
+                # A rank trusts its master, so the address comes from the daemon of this node, not from the record.
                 self.orders.append(replace(Group.from_json(order.group), address=order.master))
         elif order.HasField("log"):
             log = order.log
@@ -131,7 +138,7 @@ class Link:
         while True:
             self._changed.clear()
             number += 1
-            # The time of suspension counts: meanwhile others may have started the group again.
+            # This clock also counts while the machine is suspended: other nodes may start the group again meanwhile.
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
             if not self._sent or now - next(reversed(self._sent.values())) >= _APART_S:
                 self._sent[number] = now

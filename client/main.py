@@ -17,7 +17,7 @@ __all__ = ("main",)
 
 # The exit code that a shell reports for SIGPIPE, when the program that reads stdout, such as `head`, has ended.
 _NO_READER = 141
-# After how many new objects, and how many smaller collections, Python collects garbage: 700, 10, 10 by default.
+# The arguments of gc.set_threshold: Python's garbage collector runs less often than with its default, 700, 10, 10.
 _COLLECTED = (50_000, 20, 20)
 
 
@@ -41,7 +41,7 @@ def _prepare() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     interrupt.watch()
-    # The rows of many nodes are a million objects without cycles, through which the collector would look in vain.
+    # The rows of many nodes are a million objects without cycles: the collector would traverse them and free nothing.
     gc.set_threshold(*_COLLECTED)
     # The commands that need numpy call allow_numpy.
     hide_numpy()
@@ -76,7 +76,7 @@ def _command(arguments: list[str]) -> int:
         completion_init()
     from probing.client.app import program
 
-    # Which click typer uses depends on its version.
+    # Which click module typer uses depends on the version of typer.
     click_error: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
         code = program().main(arguments, prog_name="probingctl", standalone_mode=False)

@@ -58,7 +58,7 @@ class _NativeMissing(TypedDict, total=False):
 
 
 class Thread(_NativeMissing):
-    """A thread. ``frames`` are ordered from the innermost. ``trains``: it issues the collectives.
+    """A thread. ``frames`` are ordered from the innermost. ``trains``: whether it issues the collectives.
 
     ``native_missing``: why native frames are missing; only if they were asked for.
     """
@@ -90,10 +90,11 @@ class Value(Variable):
 
 
 class Setting(TypedDict):
-    """A setting. ``job`` or ``pid``: the setting holds only for this job or process. ``until``: when it ends, ISO 8601.
+    """A setting. If ``job`` or ``pid`` is set, the setting holds only for this job or process. ``until``: the time when
+    the setting ends, ISO 8601.
 
-    ``deletes_from``: when a new limit begins to delete, ISO 8601; None: no deletion is planned. The other ``deletes_``
-    fields count the segments, rows and bytes that it would delete now.
+    ``deletes_from``: the time when a new limit begins to delete, ISO 8601; None: no deletion is planned. The other
+    ``deletes_`` fields count the segments, rows and bytes that the limit would delete now.
     """
 
     node: str
@@ -112,7 +113,8 @@ class Setting(TypedDict):
 
 
 class Change(TypedDict, total=False):
-    """A change of a setting: for ``job``, ``pid`` or ``node`` alone if given, and for ``seconds``; 0: without an end.
+    """A change of a setting. ``job``, ``pid`` or ``node`` limits the change to one job, process or node. The change
+    ends after ``seconds``; 0: it has no end.
 
     ``reset`` undoes a change; ``yes`` confirms a change that deletes rows.
     """
@@ -139,7 +141,7 @@ class Failure(TypedDict):
 
 
 class Raised(TypedDict):
-    """An exception that code raised; ``frames`` [file, line, function], outermost first."""
+    """An exception that code raised. Each of ``frames`` is [file, line, function], outermost first."""
 
     type: str
     message: str
@@ -147,12 +149,13 @@ class Raised(TypedDict):
 
 
 def raised_text(raised: Raised) -> str:
-    """Returns an exception as ``TYPE: MESSAGE``; the text is the target's, so it is not escaped."""
+    """Returns an exception as ``TYPE: MESSAGE``. The text comes from the target process and is not escaped."""
     return ": ".join(filter(None, (raised["type"], raised["message"])))
 
 
 class Evaluated(TypedDict):
-    """The result of code in a process. ``value``: repr of an expression's value; None for None and for statements.
+    """The result of code in a process. ``value``: the repr of an expression's value; None for statements and for the
+    value None.
 
     ``output``: the text that the main thread printed; ``dropped``: characters of output that are left out. ``stops``:
     how often the main thread was stopped for the code.

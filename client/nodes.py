@@ -38,7 +38,7 @@ __all__ = (
 
 _CERTIFICATE = "certificate"
 _UNPROVEN = "nothing proves its name to the target, so it is not shown your token"
-# This process reads at least this many answers of nodes in a second, also while it works on others.
+# This process can read at least this many answers of nodes in a second, even while it works on other answers.
 _READS_A_SECOND = 50
 # A label that all nodes have.
 NAME = "node"
@@ -52,7 +52,7 @@ class _Chosen:
     failed: tuple[Failed, ...] = ()
 
     def gathered(self) -> Gathered[None]:
-        """Returns the failed nodes in the form of the outcome of a question."""
+        """Returns the failed nodes as the outcome of a question that no node answered."""
         return Gathered(tuple(f.address for f in self.failed), failed=list(self.failed))
 
 
@@ -68,8 +68,8 @@ def choose(
     """Returns which of ``peers`` are asked: the nodes that meet all conditions and have not failed. The node ``own`` is
     asked at ``target``.
 
-    ``token``: a token is shown, so nodes for which the target does not vouch are not asked. ``tcp_alone``: Unix sockets
-    are not asked. Raises NotFound if no node meets the conditions.
+    ``token`` says whether a token is sent; if so, nodes for which the target does not vouch are not asked. With
+    ``tcp_alone`` Unix sockets are not asked. Raises NotFound if no node meets the conditions.
     """
     met = [peer for peer in peers if peer.address and _meets(peer, where)]
     # An older daemon may not list itself.
@@ -77,16 +77,17 @@ def choose(
         met.insert(0, pb.Peer(node=own, address=target))
     if not met:
         texts = ",".join(f"{key}={pattern}" for key, pattern in where)
-        raise NotFound(f"no node is known with {texts}", hint="`probingctl nodes` shows the labels of nodes")
+        raise NotFound(f"no known node has {texts}", hint="`probingctl nodes` shows the labels of nodes")
     asked = {target if peer.node == own else peer.address: peer for peer in met if peer.state != "failed"}
     failed = {peer.address: peer for peer in met if peer.state == "failed" and peer.address not in asked}
     errors = {address: _error(peer) for address, peer in failed.items()}
     for address in [address for address in asked if tcp_alone and address.startswith("unix:")]:
         failed[address] = asked.pop(address)
-        errors[address] = PeerError("it is known by a Unix socket alone", hint="set `listen` in its configuration")
+        errors[address] = PeerError("only its Unix socket is known", hint="set `listen` in its configuration")
     if token and _vouches(own, peers):
         for address, peer in list(asked.items()):
-            # A token bound to its node is useless elsewhere; the token itself is shown only to proven nodes.
+            # A node that accepts bound tokens gets a token bound to its name, which is useless at other nodes. The
+            # token itself is shown only to nodes whose identity is proven.
             if address != target and not (peer.bound or peer.proof == _CERTIFICATE or peer.named):
                 failed[address] = asked.pop(address)
                 errors[address] = PeerError(_UNPROVEN, hint=f"upgrade its daemon, or name the node: --nodes {address}")
@@ -126,23 +127,25 @@ _R = TypeVar(
 
 
 def time_for(nodes: int, seconds: float) -> float:
-    """Returns ``seconds``, or more if many nodes are asked: else answers that wait to be read here would be late, and
-    their nodes count as silent.
+    """Returns ``seconds``, or a longer time limit if many nodes are asked. Otherwise answers that this process has not
+    read yet would be late, and their nodes would count as silent.
     """
     return max(seconds, nodes / _READS_A_SECOND)
 
 
 class Nodes:
-    """Asks ``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows; only nodes whose labels
-    meet ``where`` (pairs of a label and a pattern). ``timeout`` in seconds.
+    """Asks ``target``; or ``nodes``, if any are given; or, with ``all_nodes`` or ``where``, the peers that ``target``
+    knows. ``where`` (pairs of a label and a pattern) leaves out peers whose labels do not match. ``timeout``: the time
+    limit of a question, s.
 
-    With ``strict`` PartialAnswer is raised if a node fails or lacks rows; else ``outcomes`` records which nodes failed,
-    and ``clocks`` how far the nodes' clocks are from ours. ``policy`` says how many nodes are asked at once, and which
-    nodes twice. ``tcp_alone``: no Unix socket is asked, since its node would answer with the rights of this process.
-    ``max_bytes`` (Arrow) bounds an answer in memory, but not a streamed answer. ``watch`` is called with the address of
-    a node and the progress of its query, ``done`` with the number of nodes that are done with a question and the number
-    of nodes that were asked. ``tls``: the files with which TCP is encrypted; None: TCP is unencrypted. Safe to use from
-    several threads.
+    With ``strict`` PartialAnswer is raised if a node fails or lacks rows; else ``outcomes`` records which nodes failed.
+    ``clocks`` has the offsets of the nodes' clocks from the clock of this machine. ``policy`` says how many nodes are
+    asked at once, and when a node is asked again. ``tcp_alone``: no Unix socket is asked, because its node would answer
+    with the rights of this process. ``max_bytes`` (Arrow) bounds an answer in memory, but not a streamed answer.
+
+    ``watch`` is called with the address of a node and the progress of its query. ``done`` is called with the number of
+    nodes that are done with a question and the number of nodes that were asked. ``tls``: the files with which TCP is
+    encrypted; None: TCP is unencrypted. Thread-safe.
     """
 
     def __init__(
@@ -204,8 +207,8 @@ class Nodes:
     def afresh(self, *, all_nodes: bool | None = None, node: str = "") -> Self:
         """Returns a copy with the same connections and empty ``outcomes``, which asks the target again for its peers.
 
-        ``all_nodes``: whether all nodes are asked; None: as before. ``node``: of the target's peers, only the node of
-        this name is asked.
+        ``all_nodes``: whether all nodes are asked; None keeps the choice of ``self``. ``node``: if set, only the peer
+        of this name is asked.
         """
         other = copy.copy(self)
         other.outcomes, other.absent, other._nodes = [], (), self._named
@@ -219,7 +222,7 @@ class Nodes:
     def at(self, addresses: Sequence[str]) -> Self:
         """Returns a copy with the same connections and empty ``outcomes``, which asks the nodes at ``addresses``.
 
-        Raises UsageError for a Unix socket if no Unix socket may be asked.
+        Raises UsageError for a Unix socket if ``tcp_alone`` is set.
         """
         if self._tcp_alone and (socket := next((one for one in addresses if one.startswith("unix:")), "")):
             raise UsageError(f"{socket} asks for no token", hint="set `listen` in the configuration of its node")
@@ -229,7 +232,9 @@ class Nodes:
         return other
 
     def of_nodes(self, names: Collection[str]) -> Self:
-        """Returns a copy as ``at`` does, which asks the nodes of these names; ``self`` if one has not answered yet."""
+        """Returns a copy, as ``at`` does, that asks the nodes with these ``names``. Returns ``self`` if one of them has
+        not answered yet, or if only the target is asked.
+        """
         addresses = {name: address for address, name in self._names.copy().items() if name in names}
         return self.at(tuple(addresses.values())) if self.many and len(addresses) == len(set(names)) else self
 
@@ -256,8 +261,8 @@ class Nodes:
             self._nodes = tuple(dict.fromkeys((*self.addresses(), *addresses)))
 
     def asked(self, sql: str) -> tuple[str, ...]:
-        """Returns the addresses that answer ``sql``: all if it has ``global.`` tables or many nodes are asked; empty:
-        only the target.
+        """Returns the addresses that answer ``sql``: all nodes if ``sql`` has ``global.`` tables or many nodes are
+        asked. Returns an empty tuple if only the target answers.
         """
         from probing.federation.sql.names import wants_all_nodes
 
@@ -266,15 +271,15 @@ class Nodes:
         return self._peers() if wants_all_nodes(sql) else ()
 
     def _peers(self) -> tuple[str, ...]:
-        """Returns the addresses of the nodes that the target knows and that have not failed; failed nodes become
-        outcomes.
+        """Returns the addresses of the nodes that the target knows and that have not failed. Records the failed nodes
+        in ``absent`` and ``outcomes``.
         """
         target, credentials = self.node(self.target), self._wire.credentials
         own = wait(target.status(self.timeout)).node
         peers = wait(target.peers(self.timeout)).peers
         with_token = bool(credentials.token)
         if with_token and not _vouches(own, peers) and any(peer.node not in ("", own) for peer in peers):
-            sys.stderr.write(f"warning: {own} is of a version that vouches for no node: all are shown your token\n")
+            sys.stderr.write(f"warning: the version of {own} vouches for no node: your token is shown to all nodes\n")
         chosen = choose(self.target, own, peers, self._where, token=with_token, tcp_alone=self._tcp_alone)
         credentials.bind(peer for peer in peers if peer.address != self.target)
         self.absent = chosen.failed
@@ -302,7 +307,7 @@ class Nodes:
     def keep_names(self, gathered: Gathered[T]) -> Gathered[T]:
         """Keeps the names of the nodes that answered, for ``of_nodes``; returns ``gathered``."""
         for answered in gathered.answered:
-            # A node that has not told its name is named by its address in ``some``.
+            # ``some`` puts the address in place of an unknown name, and an address must not be kept as a name.
             if answered.node != answered.address:
                 self._names.pop(answered.address, None)
                 self._names[answered.address] = answered.node
@@ -323,7 +328,7 @@ class Nodes:
             try:
                 reply = await ask(node, seconds)
             except NotFound as e:
-                # Another node may have what was asked for.
+                # The error is not raised yet, because another node may have what was asked for.
                 missing.append(e)
                 return self._names.get(node.address, node.address), None
             return reply.node, reply
@@ -334,7 +339,7 @@ class Nodes:
         return replies
 
     def enough(self, seconds: float) -> float:
-        """Returns ``time_for`` all nodes. Raises the errors of ``addresses``."""
+        """Returns the result of ``time_for`` for all nodes that are asked. Raises the errors of ``addresses``."""
         return time_for(len(self.addresses()), seconds)
 
     def watching(self, address: str) -> Callable[[pb.QueryProgress], None] | None:

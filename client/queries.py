@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Queries",)
 
-# Tables that only nodes know: tables of users' probes, and tables that jobs fill.
+# Tables that only nodes know, not this client: tables of users' probes, and tables that jobs fill.
 _USER_TABLE = re.compile(r'\b(user|python)"?\s*\.\s*"?(\w*)', re.IGNORECASE)
 _USER_COLUMNS = """
 SELECT table_schema || '.' || table_name, column_name, type FROM probing.column_docs
@@ -54,8 +54,8 @@ class Queries(Nodes):
 
         Under ``strict`` the first batch comes when all nodes have answered with all of their rows.
 
-        Rows of many nodes are streamed where they need not be merged; a merged answer (ORDER BY, DISTINCT, LIMIT,
-        aggregates, joins) is held in memory, and bounded by ``max_bytes``.
+        Rows of many nodes are streamed if they need not be merged. A merged answer (ORDER BY, DISTINCT, LIMIT,
+        aggregates, joins) is held in memory; its maximum size is ``max_bytes``.
         """
         rows = self._stream(_bound(sql, params))
         return held_back(rows) if self.strict else rows
@@ -109,7 +109,7 @@ class Queries(Nodes):
     def query_each(self, sql: str, columns: Sequence[str] = ()) -> list[pa.Table]:
         """Returns the rows of one SELECT for each node by itself, unmerged.
 
-        ``columns``: the names of its columns; a node that answers with another number of columns counts as failed.
+        ``columns``: new names of the columns. A node that answers with another number of columns counts as failed.
         """
         if not self.many:
             return [_named(self.query(sql), columns)]
@@ -226,8 +226,7 @@ class Queries(Nodes):
         )[""]
 
     def plan(self, sql: str, now_ns: int | None = None) -> Plan:
-        """Returns the plan by which a query of many nodes is split; ``now_ns`` (UTC ns) is the present time in the
-        query.
+        """Returns the plan that splits the query ``sql`` among many nodes. ``now_ns`` (UTC ns) is the value of now().
 
         Raises QueryRejected, NotFound, QueryError.
         """
@@ -256,10 +255,11 @@ class Queries(Nodes):
         return views_from(reply.table.to_pylist())
 
     def _user_schemas(self) -> tuple[dict[str, pa.Schema], dict[str, set[str]]]:
-        """Returns the union of the nodes' columns for each table of a user's probe or of a job; and the columns that
+        """Returns, for each table of a user's probe or of a job, the union of the nodes' columns, and the columns that
         differ between the nodes that have the table.
 
-        A column has the widest type that it has on a node: a node shows the type of the values that its jobs wrote.
+        A column gets the widest of its types on the nodes, because each node reports the type of the values that its
+        own jobs wrote.
         """
         from pyarrow import schema
 
@@ -287,8 +287,8 @@ class Queries(Nodes):
 
 
 def _type_of(table: str | None, column: str | None, kind: Any) -> pa.DataType | None:
-    """Returns the type of a column of a user's probe or of a job; None for what a node says that cannot be such a
-    column.
+    """Returns the type of a column of a user's probe or of a job. Returns None if a node's answer does not describe
+    such a column.
     """
     import pyarrow as pa
 
@@ -318,8 +318,8 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def _named(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Returns ``table`` with the names of ``columns``, if there are any. Raises PeerError for another number of
-    columns.
+    """Returns ``table`` with its columns renamed to ``columns``; unchanged if ``columns`` is empty. Raises PeerError if
+    the number of columns differs.
     """
     if not columns:
         return table

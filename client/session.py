@@ -32,15 +32,15 @@ __all__ = (
     "warn_unless_told",
 )
 
-# A clock that is off by more than this is not synchronized, which is reported.
+# A warning is written if the clock of a node is off by more than this, ns.
 _CLOCK_NS = 1_000_000_000
 _MOST_NOTICES = 8
 
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Cluster]:
-    """Returns a context with the cluster that ``settings`` name. The report is written whether the command succeeds or
-    fails.
+    """Returns a context manager whose value is the cluster that ``settings`` describe. The report is written whether
+    the command succeeds or fails.
     """
     # This imports gRPC, which `probingctl --help` does not need.
     from probing.client.cluster import Cluster
@@ -56,7 +56,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
         tls=Tls(*settings.tls) if settings.tls is not None else None,
         timeout=settings.timeout,
     )
-    # A node that answers NotFound has answered.
+    # A node that answers NotFound has answered, so it is not silent.
     silent_of_command(lambda: silent_nodes(cluster, besides=(NotFound,)))
     with cluster:
         try:
@@ -74,7 +74,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
             if abs(ahead_ns) - error_ns > _CLOCK_NS:
                 warn(f"the clock of {clock['node']} is {_ahead(ahead_ns)}: its times are off by that")
         for detour in report.get("detours", ()):
-            warn(f"{detour['address']} did not pass on all answers, the others were asked again: {detour['reason']}")
+            warn(f"{detour['address']} did not relay all answers, the rest was asked directly: {detour['reason']}")
         for failed in report["failed"]:
             name = failed["node"] or failed["address"]
             where = f" ({failed['address']})" if failed["node"] else ""
@@ -84,9 +84,9 @@ def opened(settings: Settings) -> Iterator[Cluster]:
 
 
 def missing_rows(outcomes: Sequence[Gathered[Any]]) -> list[str]:
-    """Returns what nodes said about rows that their answers to SELECTs lack, each text once.
+    """Returns the nodes' warnings about rows that are missing from their answers to SELECTs, each warning once.
 
-    The warnings of streamed rows are not in ``outcomes``.
+    ``outcomes`` does not have the warnings of streamed rows.
     """
     from probing.federation.execution.answer import Reply
 
@@ -105,7 +105,7 @@ def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:
     answered: dict[str, AnsweredReport] = {}
     for report in reports:
         for entry in report["answered"]:
-            # The offset of a clock that an earlier call measured is kept.
+            # An offset of the node's clock that an earlier call measured is kept if this call measured none.
             answered[entry["address"]] = {**answered.get(entry["address"], entry), **entry}
     detours = [entry for report in reports for entry in report.get("detours", ())]
     merged: OutcomeReport = {
@@ -162,7 +162,7 @@ def pause_lines(cluster: Cluster) -> dict[str, str]:
 def notice_lines(cluster: Cluster) -> dict[str, str]:
     """Returns a line for each paused node and for each notice about its processes, such as code that was run in them.
 
-    The keys are the node, and for notices the node and a number.
+    The key of a pause line is the node, the key of a notice is the node and a number.
     """
     found: dict[str, str] = {}
     for _, reply in cluster.status():

@@ -40,16 +40,16 @@ _PROFILES = {
     ".pprof": "pprof",
 }
 PROFILE_SUFFIXES = tuple(_PROFILES)
-"""The suffixes of the formats that ``profile`` alone has."""
+"""The suffixes of the formats that only ``profile`` writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a command. ``timeout`` is in seconds, for one answer of all nodes together. ``token`` may be
-    empty.
+    """The settings of a command. ``timeout`` (s) is the time limit for the answers of all nodes to one question.
+    ``token`` may be empty.
 
     ``where``: labels and patterns that choose nodes. ``tls``: files of authorities, certificate and key, each of which
-    may be empty; None: TCP is unencrypted. ``named``: the format is from -f, not from the name of a file.
+    may be empty; None: TCP is unencrypted. ``named``: the format comes from -f, not from the name of a file.
     """
 
     target: str = DEFAULT_TARGET
@@ -90,7 +90,7 @@ def check_suffix(output: Path | None, more: Sequence[str] = ()) -> None:
         return
     known = [f".{kind}" for kind in FORMATS if kind != "table"]
     hint = f"{', '.join([*more, *known])}, .txt for a table, or any name with -f FORMAT"
-    raise UsageError(f"-o {name}: .{suffix[2]} is the suffix of no format", hint=hint)
+    raise UsageError(f"-o {name}: unknown suffix .{suffix[2]}", hint=hint)
 
 
 def profile_format_of(output: Path | None) -> str:
@@ -132,14 +132,14 @@ def node_list(text: str) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(one for part in found for one in (discovered(part) or (part,))))
     if not found:
         raise UsageError(
-            f"--nodes {text}: no node in it", hint="give addresses as A,B,C, or a file with a line for each"
+            f"--nodes {text}: no node in it", hint="give addresses as A,B,C, or a file with one address per line"
         )
     return found
 
 
 def conditions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Returns the pairs (label, pattern) of texts such as ``rack=r7`` or ``rack=r*,rail=2``. Raises UsageError for any
-    other text.
+    """Returns the pairs (label, pattern) in ``texts``, such as ``rack=r7`` or ``rack=r*,rail=2``. Raises UsageError for
+    any other text.
     """
     found = []
     for part in (part.strip() for text in texts for part in text.split(",")):

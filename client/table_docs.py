@@ -50,7 +50,7 @@ def write_docs(settings: Settings, cluster: Cluster, name: str | None) -> None:
 
 def _by_definition(name: str, columns: Sequence[str]) -> list[int]:
     """Returns the indices of the columns in the order of their definition, because a description may refer to the
-    column before; unknown columns come last.
+    preceding column; unknown columns come last.
     """
     from probing.api.tables import TABLES
 

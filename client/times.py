@@ -1,4 +1,4 @@
-"""Reads lengths of time and instants, as typed or as screens print them, and the interval of --since and --until."""
+"""Reads lengths of time and instants, typed or copied from a screen, and the interval of --since and --until."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _INSTANT = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _SECOND_NS = 1_000_000_000
-# A time of day that is more than this ahead of now means yesterday; the clocks of nodes may be a little ahead.
+# A time of day that lies further in the future than this, s, means yesterday. A smaller difference may come from a node
+# whose clock is ahead.
 _AHEAD_S = 60
 _EXAMPLES = "for example 5m, 1h30m, 13:05:12Z or 2026-11-21T08:19:20Z"
 
@@ -42,8 +43,8 @@ class Bound(NamedTuple):
     at_ns: int | None = None
 
     def sql(self) -> str:
-        """Returns the time as SQL. ``now()`` is the clock of the node, or, if many nodes are asked together, one clock
-        for all of them.
+        """Returns the time as SQL. ``now()`` is the present time of the node; if many nodes answer together, it is the
+        same time on all of them.
         """
         if self.at_ns is not None:
             return f"make_timestamp_ns({self.at_ns})"
@@ -57,7 +58,7 @@ class Bound(NamedTuple):
         return Bound(self.ago_s + length_s)
 
     def ns(self, now_ns: int) -> int:
-        """Returns the bound in UTC ns if the present time is ``now_ns``."""
+        """Returns the bound in UTC ns. ``now_ns`` (UTC ns) is the present time."""
         return self.at_ns if self.at_ns is not None else now_ns - round(self.ago_s * _SECOND_NS)
 
     def text(self) -> str:
@@ -75,7 +76,7 @@ class Interval:
 
     @property
     def open(self) -> bool:
-        """Returns whether the interval reaches to now, so that the present state belongs to it."""
+        """Returns whether the interval reaches up to now and thus includes the present state."""
         return self.end is None
 
     def sql(self, column: str = "ts") -> str:
@@ -91,7 +92,7 @@ class Interval:
         return f"since {self.begin.text()}" if self.begin.at_ns is not None else f"in the last {self.length()}"
 
     def length(self) -> str:
-        """Returns, as text, the length of an interval that begins a length of time before now."""
+        """Returns the length of the interval as text. The interval must begin ``ago_s`` seconds before now."""
         return age(self.begin.ago_s * 1e9)
 
 
@@ -114,7 +115,7 @@ def seconds(text: str) -> float:
 def bound(text: str, now_ns: int | None = None) -> Bound:
     """Returns the bound that ``text`` names: a length of time before now, ``now``, or an instant.
 
-    An instant without a date is the last time that the clock showed it; without a zone it is in the zone in use. Raises
+    A time of day without a date means its latest occurrence; a time without a zone is in the zone in use. Raises
     UsageError for any other text.
     """
     body = text.strip()
@@ -140,7 +141,7 @@ def _instant(given: re.Match[str], now_ns: int) -> int:
     clock = clock_time.fromisoformat(given["clock"] or "00:00")
     found = _utc(datetime.combine(day, clock), offset)
     if given["day"] is None and (found - now).total_seconds() > _AHEAD_S:
-        # Screens print times of today without the date; this one was printed before midnight.
+        # Screens print times of today without the date, so a time of day in the future was printed before midnight.
         found = _utc(datetime.combine(day - timedelta(days=1), clock), offset)
     return (found - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(seconds=1) * _SECOND_NS + int(part or 0)
 

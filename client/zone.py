@@ -1,4 +1,4 @@
-"""The time zone in which probingctl shows and reads times, and times as texts in it.
+"""The time zone in which probingctl shows and reads times, and functions that format times in this zone.
 
 The zone is UTC unless --tz or the configuration names another. The configuration is ``probing/client.toml`` in
 XDG_CONFIG_HOME, by default ``~/.config``.
@@ -55,7 +55,7 @@ def _is_utc() -> bool:
 
 
 def _wall(seconds: float) -> datetime:
-    """Returns ``seconds`` since 1970 as a time in the zone. Raises the errors of ``datetime.fromtimestamp``."""
+    """Returns ``seconds`` since 1970 as a time in the zone in use. Raises the errors of ``datetime.fromtimestamp``."""
     return datetime.fromtimestamp(seconds, timezone.utc).astimezone(_Zone.now)
 
 
@@ -76,14 +76,14 @@ def _shown(moment: datetime) -> str:
 
 
 def when(ts: str | None) -> str:
-    """Returns the time ``ts`` of an answer to the second, in the zone in use: ``2026-11-22 03:12:07Z``."""
+    """Formats the timestamp ``ts`` of an answer in the zone in use, down to seconds: ``2026-11-22 03:12:07Z``."""
     if ts is None:
         return "-"
     return f"{ts[:19].replace('T', ' ')}Z" if _is_utc() else _zoned(ts, "%Y-%m-%d %H:%M:%S")
 
 
 def moment(ts: str | None) -> str:
-    """Returns the time ``ts`` of an answer to the millisecond, in the zone in use: ``2026-11-22 03:12:07.123Z``."""
+    """Formats the timestamp ``ts`` in the zone in use, down to milliseconds: ``2026-11-22 03:12:07.123Z``."""
     if ts is None:
         return "-"
     seconds, _, fraction = ts.removesuffix("Z").replace("T", " ").partition(".")
@@ -92,12 +92,12 @@ def moment(ts: str | None) -> str:
 
 
 def clock(ts: str | None) -> str:
-    """Returns the text of ``when``; for times of today without the date."""
+    """Returns the text of ``when`` for ``ts``, without the date if the date is today."""
     return when(ts).removeprefix(f"{_wall(time.time()):%Y-%m-%d} ")
 
 
 def clock_ms(ts: str) -> str:
-    """Returns the time of day to the millisecond, in the zone in use: ``03:12:07.123Z``."""
+    """Formats the time of day of ``ts`` in the zone in use, down to milliseconds: ``03:12:07.123Z``."""
     return f"{ts[11:23]}Z" if _is_utc() else _zoned(ts, "%H:%M:%S.%f")
 
 
@@ -144,13 +144,13 @@ def _local(variable: str) -> tzinfo | None:
 
 
 def _named(name: str) -> tzinfo | None:
-    # The import takes some ms, which commands in UTC save.
+    # The import takes some ms, so commands that use UTC avoid it.
     from zoneinfo import ZoneInfo
 
     try:
         return ZoneInfo(name) if name else None
     except (KeyError, OSError, ValueError):
-        # No zone has this name: it does not exist, is a directory, or leads out of the directory of zones.
+        # ``name`` is not a zone: it names no file, names a directory, or leads out of the directory of zones.
         return None
 
 
@@ -169,7 +169,7 @@ def _defaults() -> dict[str, str]:
     try:
         settings = {} if file is None else _parsed(_read(file))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        # Under `sudo -u` HOME may be another user's directory, which this user may not enter.
+        # Under `sudo -u` HOME may be another user's directory, which this user has no permission to enter.
         return {}
     except OSError as e:
         raise ConfigError(f"cannot read {file}: {e.strerror}", hint="make it readable, or remove it") from None
@@ -183,7 +183,7 @@ def _defaults() -> dict[str, str]:
             known = f"did you mean {near[0]}?" if near else f"the settings of the file: {', '.join(_KEYS)}"
             raise ConfigError(f"{file}: there is no setting {key}", hint=known)
         if not isinstance(value, str):
-            raise ConfigError(f"{file}: {key} is not a text", hint=_EXAMPLE)
+            raise ConfigError(f"{file}: {key} is not a string", hint=_EXAMPLE)
     return settings
 
 

@@ -47,11 +47,11 @@ class Gathered(io.RawIOBase):
 
 
 def batch_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Returns rows as a batch in the physical schema of ``table`` (of a live table: the logical schema); missing keys
-    become NULL.
+    """Returns rows as a batch in the physical schema of ``table``; for a live table this is the logical schema.
+    Missing keys become NULL.
     """
     schema = table_named(table).physical
-    # All rows are converted in one call, as ``pa.array`` looks for pandas at each call.
+    # All rows are converted in one call, because ``pa.array`` looks for pandas at each call.
     structs: Any = pa.array(rows, pa.struct(list(schema)))
     return pa.RecordBatch.from_arrays(structs.flatten(), schema=schema)
 

@@ -12,7 +12,7 @@ __all__ = ("integers", "texts_and_indices")
 
 
 def integers(array: pa.Array[Any], null: int = -1) -> npt.NDArray[np.int64]:
-    """Returns integers or timestamps as 64-bit integers, with ``null`` for NULL.
+    """Returns the values of ``array``, integers or timestamps, as 64-bit integers; NULL becomes ``null``.
 
     Reads the buffers directly, because importing pyarrow.compute takes 25 ms and some megabytes.
     """

@@ -1,4 +1,4 @@
-"""Backs off after failures: each failure in a row doubles the time until the next try."""
+"""Retry backoff: each consecutive failure doubles the time until the next try."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = (
 FIRST_S = 30.0
 MAX_S = 480.0
 MAX_HELD = 1_024
-# A thing can fail for weeks, and a larger power of two does not fit a float.
+# Limits the exponent: something can fail for weeks, and 2 to the number of its failures would not fit a float.
 _MAX_DOUBLINGS = 32
 
 
@@ -24,7 +24,7 @@ def doubled(first_s: float, times: int, most_s: float) -> float:
 
 
 class Pauses:
-    """The pauses of things that failed, by name. Not safe for two threads. Times are on time.monotonic()."""
+    """The retry backoff of things that failed, by name. Not thread-safe. Times are on time.monotonic()."""
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, float]] = {}
@@ -35,7 +35,7 @@ class Pauses:
         return until > time.monotonic()
 
     def failed(self, name: str) -> None:
-        """Starts a pause of ``name``: 30 s, doubled for each further failure in a row, at most 480 s."""
+        """Starts a pause of ``name``: 30 s, doubled for each further consecutive failure, at most 480 s."""
         _, before = self._until.pop(name, (0.0, 0.0))
         span = min(before * 2 or FIRST_S, MAX_S)
         self._until[name] = (time.monotonic() + span, span)
@@ -57,7 +57,7 @@ MOST_DOUBLINGS = 6
 
 
 class Patience:
-    """The interval between requests to a reader: each failure in a row doubles it.
+    """The interval between requests to a reader, which each consecutive failure doubles.
 
     ``reason``: why the last request failed, or what its answer lacks; empty after a complete answer.
     """
@@ -72,7 +72,7 @@ class Patience:
         return 1 << self._failures
 
     def failed(self, reason: str) -> None:
-        # Each try can block a reader, which is then killed and replaced: a try a minute is enough.
+        # Each try can block a reader, which is then killed and replaced. So tries become rare, about one a minute.
         self._failures = min(MOST_DOUBLINGS, self._failures + 1)
         self.reason = reason
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 __all__ = ("Clock", "ClockPair", "FakeClock", "SystemClock", "until_next")
-# How many times the clocks are read; the fastest read counts.
+# The number of readings of the clocks for one pair; the fastest reading is used.
 _READS = 4
 
 
@@ -56,8 +56,9 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks. ``boot_id`` changes with every boot; kernel times of two boots are not comparable.
 
-    An offset between two clocks is changed only if it differs by more than the error of its measurement. Otherwise a
-    drain that loses the CPU between two reads would shift its records against the records of the previous drain.
+    A newly measured offset between two clocks replaces the known offset only if they differ by more than the error of
+    the measurement. Otherwise a drain that loses the CPU between two reads would shift its records against the records
+    of the previous drain.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ def _steady(known: int, measured: int, error: int) -> int:
 
 
 class FakeClock:
-    """A clock that tests set: offsets, steps and reboots."""
+    """A clock for tests, which set its times and its boot id."""
 
     def __init__(self, mono_ns: int = 0, real_ns: int = 0, boot_id: str = "00000000-test") -> None:
         self.mono_ns = mono_ns

@@ -33,7 +33,8 @@ __all__ = (
 )
 
 Array = npt.NDArray[Any]
-# The most texts of a dictionary that is kept for the next batch: larger ones are of targets, and hardly come again.
+# The maximum number of texts of a dictionary that is kept for later batches. Larger dictionaries hold texts from
+# watched processes, which seldom recur.
 MAX_KEPT_TEXTS = 64
 
 
@@ -83,8 +84,8 @@ def numbers(values: Array, null: Array | None = None) -> pa.Array[Any]:
 
 
 def number_columns(values: Array, null: Array) -> list[pa.Array[Any]]:
-    """Returns the columns of ``values[row, column]``; NULL where ``null[row, column]`` is True. It is cheaper than a
-    call of ``numbers`` for each column.
+    """Returns an Arrow column for each column of ``values[row, column]``; NULL where ``null[row, column]`` is True.
+    Cheaper than a call of ``numbers`` for each column.
     """
     kind, count = pa.from_numpy_dtype(values.dtype), len(values)
     data = np.ascontiguousarray(values.T)

@@ -24,13 +24,14 @@ class Settings(Protocol):
     """The part of ``collector.live_settings.Changes`` that sources use."""
 
     def value(self, key: str, who: Identity | None = None) -> Any:
-        """Returns the value of a setting for the process ``who``; None: for all processes."""
+        """Returns the value of a setting for the process ``who``; if ``who`` is None, the value for all processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``shared``: objects that sources share with later sources, by class (``find``). ``rows_read``: the position up to
-    which the previous collector had read the memory file of each table of a job, by name of the file."""
+    """``shared``: objects that sources share with later sources, by class (``find``). ``rows_read``: name of a memory
+    file -> the position up to which the previous collector had read it. Jobs write the rows of their tables to these
+    files."""
 
     config: Config
     node: str
@@ -45,11 +46,14 @@ class Context:
     shared: dict[type, object] = field(default_factory=dict)
 
     def share(self, thing: object) -> None:
-        """Makes ``thing`` available to sources that are built later, by its class."""
+        """Makes ``thing`` available, under its class, to sources that are built later."""
         self.shared[type(thing)] = thing
 
     def find(self, kind: type[_T]) -> _T:
-        """Returns the shared object of class ``kind``, such as an earlier source. Raises InternalError without one."""
+        """Returns the shared object of class ``kind``, for example an earlier source.
+
+        Raises InternalError if there is none.
+        """
         found = self.shared.get(kind)
         if not isinstance(found, kind):
             raise InternalError(f"no {kind.__name__} was built before the source that needs it: move it up in SOURCES")

@@ -1,4 +1,4 @@
-"""Shares a limited number of places fairly among users: a user with many processes displaces only its own processes."""
+"""Shares limited capacity fairly among users: a user with many processes displaces only its own processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NONE = object()
 
 
 def crowding(owners: Iterable[_H]) -> _H:
-    """Returns the owner that occurs most often in ``owners``, the first of equals. Raises ValueError if it is empty."""
+    """Returns the owner that occurs most often in ``owners``; on a tie, the first. Raises ValueError without owners."""
     counts = Counter(owners)
     return max(counts, key=counts.__getitem__)
 
@@ -35,9 +35,10 @@ def in_turn(items: Iterable[_T], owner: Callable[[_T], Hashable]) -> list[_T]:
 
 
 class Turns(Generic[_H]):
-    """Decides which owner a resource serves next, if it serves one at a time (start-time fair queueing, Goyal 1996).
+    """Decides which owner is served next by a resource that serves one owner at a time (start-time fair queueing, Goyal
+    1996).
 
-    An owner that asks for the first time, or again after a pause, is next. Turns that it did not use are not saved up.
+    An owner that asks for the first time, or again after a pause, is served next. Unused turns are not saved up.
     """
 
     def __init__(self) -> None:
@@ -45,18 +46,18 @@ class Turns(Generic[_H]):
         self._next: dict[_H, int] = {}
 
     def of(self, owner: _H) -> int:
-        """Returns the turn of ``owner``; the owner with the lowest turn is next."""
+        """Returns the number of the turn of ``owner``; the owner with the lowest number is served next."""
         return max(self._next.get(owner, 0), self._now)
 
     def took(self, owner: _H) -> None:
-        """Counts a turn of ``owner``."""
+        """Notes that ``owner`` was served once."""
         self._now = self.of(owner)
         self._next = {other: turn for other, turn in self._next.items() if turn > self._now}
         self._next[owner] = self._now + 1
 
 
 class FairExecutor:
-    """Runs calls in ``size`` threads; the owners of the waiting calls take turns. ``submit`` is for any thread."""
+    """Runs calls in ``size`` threads; the owners of the waiting calls take turns. ``submit`` is thread-safe."""
 
     def __init__(self, size: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=name)

@@ -61,7 +61,7 @@ class Message:
 
 
 class Channel:
-    """One end of a connection. Not safe for two threads at once."""
+    """One end of a connection. Not thread-safe."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -91,10 +91,10 @@ class Channel:
         *,
         timeout: float | None = None,
     ) -> None:
-        """Sends a message. ``timeout`` in seconds; None: the timeout of the last call.
+        """Sends a message. ``timeout`` in seconds; None: the timeout of the previous call still applies.
 
-        Raises ChannelClosed when the other end is gone, ChannelTimeout when it does not read in time: then a part of
-        the message may have been sent.
+        Raises ChannelClosed when the other end is gone, ChannelTimeout when the other end does not read in time; part
+        of the message may then have been sent.
         """
         if timeout is not None:
             self._sock.settimeout(timeout)
@@ -116,7 +116,8 @@ class Channel:
     def receive(self, timeout: float | None = None) -> Message:
         """Returns the next message. ``timeout`` in seconds covers the whole message.
 
-        Raises ChannelClosed at the end of the stream, ChannelTimeout, or InternalError for a frame out of bounds.
+        Raises ChannelClosed at the end of the stream, ChannelTimeout, or InternalError for a frame that is malformed or
+        too large.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         fds: list[int] = []
@@ -145,7 +146,7 @@ class Channel:
         return self.answer(timeout)
 
     def answer(self, timeout: float | None = None) -> Message:
-        """Returns the answer to a sent request. Raises the ``error`` in it, if there is one."""
+        """Returns the answer to a sent request. Raises the ``error`` in the answer, if there is one."""
         answer = self.receive(timeout)
         if error := answer.header.get("error"):
             answer.close_fds()
@@ -189,7 +190,7 @@ class Channel:
 
 
 def connect(path: str, timeout: float = 5.0) -> Channel:
-    """Connects to a Unix socket. Raises ChannelClosed when nobody listens there."""
+    """Returns a connection to the Unix socket ``path``. Raises ChannelClosed when nobody listens on it."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout)
     try:

@@ -1,10 +1,10 @@
 """Pools of confined processes, each at the other end of a connection: starts and ends them, hands free processes to
-callers, waits for late answers.
+callers, and waits for late answers.
 
 Each type of process has a socket (``reader.sock``, ``sql.sock``, …). A connection to it starts a new process, as with
 inetd, and the process ends with its connection: a process that does not answer costs only its connection. On a busy
-machine a start takes longer than most answers, so a process that is only late may finish, and a start goes on when its
-caller gives up.
+machine a start takes longer than most answers. So a process that is only late gets time to finish, and a start
+continues after its caller has given up.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from probing.daemon.ipc import Channel, Header, connect
 
 __all__ = ("TRANSFER_S", "Child", "Policy", "Pool", "Process")
 
-# After the first bytes of an answer the rest must come within this time, s.
+# The timeout for the rest of an answer after its first bytes, s.
 TRANSFER_S = 1.0
-# A process that missed its deadline gets as long to finish as the last start took, within these bounds, s.
+# A process that missed its deadline gets as much time to finish as the last start took, within these bounds, s.
 MIN_LATE_S, MAX_LATE_S = 0.2, 20.0
-# The interval at which a waiting caller calls ``check``, which may notice that its client has gone away, s.
+# The interval at which a waiting caller calls ``check``, s. ``check`` may notice that the caller's client has gone
+# away.
 GLANCE_S = 0.05
 _log = logging.getLogger(__name__)
 
@@ -38,13 +39,14 @@ class Policy(NamedTuple):
     """The policy of a pool: how many processes it keeps, and when they start and end. ``name``: the type of process, in
     messages. Times are in s.
 
-    ``kept`` processes start at once and wait for callers. More start, up to ``size``, when a caller has waited for
-    ``blocked_s``, about the time of a start, or when all have been busy for ``long_s``; they end after ``idle_s``
-    without use, since each costs memory. At most ``at_once`` start at the same time. A process is replaced after
-    ``uses`` uses. A new process must answer ``greeting`` within ``start_s``: a long time, for a busy machine.
+    ``kept`` processes start at once and wait for callers. More processes start, up to ``size``, when a caller has
+    waited for ``blocked_s`` (about the time of a start), or when all processes have been busy for ``long_s``. The
+    additional processes end after ``idle_s`` without use, because each costs memory. At most ``at_once`` processes
+    start at the same time. A process is replaced after ``uses`` uses. A new process must answer ``greeting`` within
+    ``start_s``, which is long because the machine may be busy.
 
-    ``retry_s``: the pause between two tries to start a process that cannot start, at first and at most. Callers wait
-    for the next try. With ``fails_fast`` a start is tried at once, and the caller gets its error.
+    ``retry_s``: the first and the longest pause between two tries, after a process could not be started. Callers wait
+    for the next try. With ``fails_fast`` a caller causes a try at once, and gets the error of this try.
     """
 
     name: str
@@ -65,7 +67,8 @@ class Policy(NamedTuple):
 class Process:
     """The process at the other end of ``channel``. ``pid`` is 0 when it did not report one.
 
-    ``since``: when it became idle or busy; ``until``: when it is ended even if it is busy; both on time.monotonic().
+    ``since``: when the process became idle or busy; ``until``: when it is ended, even if it is busy. Both are on
+    time.monotonic().
     """
 
     channel: Channel
@@ -76,7 +79,7 @@ class Process:
 
 
 class Pool:
-    """The processes behind the socket ``path``. Safe for any thread; a thread in the background starts and ends them.
+    """The processes behind the socket ``path``. Thread-safe; a background thread starts and ends the processes.
 
     The process that was used last is used first: its caches are warm, and the others can become idle and end.
     """
@@ -86,12 +89,13 @@ class Pool:
         self._policy = policy
         self._kept = policy.kept
         self._lock = threading.Lock()
-        # Callers wait for ``_free``, the keeper for ``_work``, at most until ``_wakes``.
+        # Callers wait on ``_free``. The keeper thread waits on ``_work``, at most until ``_wakes``.
         self._free = threading.Condition(self._lock)
         self._work = threading.Condition(self._lock)
         self._wakes = 0.0
         self._waiting = 0
-        # The time since which more callers wait than processes are free or starting, on time.monotonic().
+        # When ``_note`` last found more waiting callers than idle and starting processes, on time.monotonic(); None if
+        # there are enough processes.
         self._blocked: float | None = None
         self._idle: list[Process] = []
         self._busy: set[Process] = set()
@@ -123,7 +127,7 @@ class Pool:
             self._closed = True
             idle, self._idle = self._idle, []
             for channel in self._starting:
-                # The process may not have started: systemd starts no process for a socket that is about to stop.
+                # Otherwise ``_fresh`` could wait in vain: systemd starts no process for a socket that is about to stop.
                 channel.hang_up()
             self._free.notify_all()
             self._work.notify()
@@ -189,8 +193,8 @@ class Pool:
             self._note()
 
     def finish(self, process: Process) -> None:
-        """Releases a process once its late answer, which nobody needs, has arrived, or discards it if no answer comes
-        soon. Does not wait.
+        """Awaits the late answer of a process, in a thread, and drops the answer. Then releases the process; discards
+        it if no answer comes soon.
         """
         name = f"late-{self._policy.name}"
         try:
@@ -228,7 +232,7 @@ class Pool:
         return TargetTimeout(f"no {name} was free in time", hint="all are busy with other requests; ask again")
 
     def _note(self) -> None:
-        """Updates ``_blocked``, and wakes the keeper if it has to act earlier."""
+        """Updates ``_blocked``, and wakes the keeper if it now has to act before ``_wakes``."""
         self._blocked = time.monotonic() if self._waiting > len(self._idle) + self._starts else None
         if self._next() < self._wakes:
             self._work.notify()
@@ -273,7 +277,7 @@ class Pool:
         return due
 
     def _end(self, now: float) -> None:
-        """Ends processes that were idle for long, and processes that are busy beyond ``until``."""
+        """Ends processes that were idle for ``idle_s``, and processes that are busy beyond ``until``."""
         for process in self._spare():
             if now - process.since >= self._policy.idle_s:
                 self._idle.remove(process)
@@ -298,7 +302,7 @@ class Pool:
             process.since = time.monotonic()
             self._start_s = process.since - begun
             if not self._closed:
-                # At the front, since the other processes have warmer caches.
+                # At the front, which is used last: the other processes have warmer caches.
                 self._idle.insert(0, process)
                 self._free.notify()
                 self._note()
@@ -337,8 +341,8 @@ class Pool:
 class Child:
     """A child process with a connection as descriptor 0; ``close`` kills it.
 
-    Its environment is the search path, the language, and ``environment``, nothing else. ``account``: its user and
-    group. Raises OSError when it cannot be started.
+    Its environment is the search path, the language, and ``environment``, nothing else. ``account``: uid and
+    gid of the child; None: those of this process. Raises OSError when it cannot be started.
     """
 
     def __init__(

@@ -12,22 +12,23 @@ from probing.api.tables.schema import F64, TEXT, TIME, Row, Type
 __all__ = ("checked_row",)
 
 _MAX_NAME = 4096
-# The most characters of a text, such as a finding with its stacks; the message with the finding has at most 1 MB.
+# The maximum number of characters of a text, such as the stacks of a finding. The text must fit into the message that
+# carries the finding, which has at most 1 MB.
 _MAX_TEXT = 1 << 19
 
 
 def checked_row(table: str, row: Any, without: frozenset[str]) -> Row:
-    """Returns ``row`` if it is a row of ``table``: the columns have the right types, times are int, and columns in
-    ``without`` are missing.
+    """Returns a copy of ``row`` after checking that it is a row of ``table``: its columns have the right types, times
+    are int, and it has no column of ``without``.
 
-    Raises UsageError.
+    Raises UsageError if the check fails.
     """
     types = {column.name: column.type for column in table_named(table).storage if column.name not in without}
     if not isinstance(row, Mapping) or not row.keys() <= types.keys():
         raise UsageError(f"a row has a field that {table} lacks")
     for name, value in row.items():
         if value is not None and not _fits(value, types[name]):
-            raise UsageError(f"the field {name} of a row of {table} does not have its type")
+            raise UsageError(f"the field {name} of a row of {table} has the wrong type")
     return dict(row)
 
 

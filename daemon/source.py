@@ -1,7 +1,7 @@
 """The interface of a source, and the types that sources share.
 
 A source watches one thing and hands Arrow batches to a ``Sink`` by table name. It uses no files of the store, no SQL
-and no RPC. ``daemon/collector/source_set.py`` lists the sources; the collector builds each from a
+and no RPC. ``daemon/collector/source_set.py`` lists the sources. The collector builds each source from a
 ``daemon.context.Context``.
 """
 
@@ -120,8 +120,8 @@ class Sink(Protocol):
     """Accepts the rows of sources. Safe to call from any thread; the next drain writes the rows to the log."""
 
     def put(self, table: str, batch: pa.RecordBatch, read: Mapping[str, int] = ...) -> None:
-        """Adds ``batch``, in the physical schema of ``table`` (``probing.api.tables``). ``read``: the position up to
-        which the memory files that the rows come from were read, by name; the log stores it with the batch."""
+        """Adds ``batch``, in the physical schema of ``table`` (``probing.api.tables``). ``read``: if the rows come from
+        memory files, name of the file -> the position up to which it was read; the log stores this with the batch."""
 
     def forget(self, read: Iterable[str]) -> None:
         """Drops the positions of memory files that no longer exist; ``read`` has the names of these files."""
@@ -132,7 +132,7 @@ class Sink(Protocol):
 class ProbeSlot(NamedTuple):
     """A probe. When its hits are refused, rows of ``table`` by ``source`` are missing.
 
-    ``why``: the reason of a refusal that is not due to the budget of hits.
+    ``why``: why hits are refused; empty: the probe was hit too often.
     """
 
     name: str
@@ -156,7 +156,7 @@ class ProbedLibrary(Protocol):
 
     @property
     def awaited(self) -> bool:
-        """Whether the start of the daemon waits for its probes in running processes."""
+        """Whether the daemon, when it starts, waits until the library's probes are attached to running processes."""
 
     def interesting(self, path: bytes) -> bool:
         """Returns whether a mapped file can be this library, by its path."""
@@ -179,8 +179,8 @@ class RingConsumer:
     ``identified``: rows contain job and rank, so records wait a moment until their process is identified. ``ready``
     returns the position up to which the ring may be drained. ``full_share``: the ring is drained at once when
     1/``full_share`` of it is filled; ``rest_s``: how long records may wait in the ring, s; None: the drain's defaults.
-    ``open_map``: the map of unfinished records; ``abandoned`` turns them into finished records when the layout is
-    replaced.
+    ``open_map``: the map of unfinished records; ``abandoned`` turns them into finished records when the daemon takes
+    over from another version.
     """
 
     assemble: Assemble
@@ -197,9 +197,9 @@ class Source:
     """Watches one thing. A source overrides the methods that it needs.
 
     The collector builds all sources and calls ``start``, and ``started`` after the first scan of all processes. At the
-    end it calls ``finish``, drains the rings once more, and calls ``stop``. The thread of discovery calls the
-    ``process_`` methods, the draining thread ``assemble`` of the rings: these methods must not wait. A ticker calls
-    ``tick``. Any thread calls the other methods.
+    end it calls ``finish``, drains the rings once more, and calls ``stop``. The discovery thread calls the ``process_``
+    methods. The draining thread calls ``assemble`` of each ring consumer. None of these may block. A ticker calls
+    ``tick``. Any thread may call the other methods.
     """
 
     name: str = ""
@@ -238,17 +238,17 @@ class Source:
 
     @property
     def observed_tables(self) -> Mapping[str, Callable[[pa.RecordBatch, ClockPair], None]]:
-        """Returns the functions that read batches of other sources, by table. They are called in the thread that made
-        the batch.
+        """Returns table -> the function that reads the batches which other sources make for this table. It is called in
+        the thread that made the batch.
         """
         return {}
 
     @property
     def restored_tables(self) -> Mapping[str, tuple[Sequence[str], Callable[[pa.Table], None]]]:
-        """Returns, by table, the columns to read from stored rows at the start, and the function that gets them, before
-        the first ``tick``.
+        """Returns, by table, the columns to read from stored rows at the start, and a function that is called with
+        these columns before the first ``tick``.
 
-        Some of these rows may be from before this boot.
+        Some of the rows may be from before this boot.
         """
         return {}
 
@@ -261,7 +261,7 @@ class Source:
         """Starts the source. Raises ProbingError if the collector must not start."""
 
     def finish(self) -> None:
-        """Puts the last rows that do not come from a ring: the last drain follows."""
+        """Puts the last rows that do not come from a ring into the sink; the last drain follows."""
 
     def stop(self) -> None:
         """Releases all resources; also called if ``start`` failed or was not called."""
@@ -281,8 +281,8 @@ class Source:
         """
 
     def started(self, alive: Callable[[int, int], bool]) -> None:
-        """Called at the end of a start: drops the state of processes that ended unseen, for which ``alive(pid,
-        start_ns)`` is False."""
+        """Called once the collector has started. Drops the state of processes that ended unseen: ``alive(pid,
+        start_ns)`` is False for them."""
 
     def process_identified(self, process: Identity) -> None:
         """Called when a process is new, or its identity changed."""
@@ -291,8 +291,8 @@ class Source:
         """Called when a process called exec and runs another program now."""
 
     def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
-        """Called with ``process_replaced``: what the process had begun before ``mono_ns`` (CLOCK_MONOTONIC), when it
-        called exec, has ended. The call may come late: the new program may have begun something already.
+        """Called with ``process_replaced``: everything that the process had begun before its exec at ``mono_ns``
+        (CLOCK_MONOTONIC) has ended. The call may come late, when the new program has already begun something.
         """
 
     def process_exited(self, process: Identity) -> None: ...

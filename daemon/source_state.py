@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 __all__ = ("SourceState", "Totals", "first_of")
 
-# The most texts that a reason lists, and the most characters of each text.
+# The maximum number of texts that a reason lists, and of characters of each text.
 MAX_NAMED = 8
 MAX_TEXT = 400
 
@@ -49,7 +49,7 @@ class Totals:
 
 
 def first_of(texts: Sequence[str], separator: str = "; ") -> str:
-    """Returns the first of ``texts``, shortened and joined, and the number of the others."""
+    """Joins the first MAX_NAMED of ``texts``, each cut to MAX_TEXT, and appends the number of texts left out."""
     named = [text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…" for text in texts[:MAX_NAMED]]
     more = [f"and {len(texts) - MAX_NAMED} more"] if len(texts) > MAX_NAMED else []
     return separator.join([*named, *more])

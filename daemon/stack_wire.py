@@ -1,8 +1,8 @@
 """The wire format of Python stacks, variables and conditions: reader -> collector -> service.
 
-A reader packs the threads of one process as JSON that contains each name of a function or file once (``pack``): the
-threads of a training have many equal frames. The collector joins the JSON of all processes after an index, without
-decoding it (``join_stacks``). The service decodes each process once (``split_stacks``, ``threads_of``).
+A reader packs the threads of one process as JSON that contains each name of a function or file once (``pack``), because
+the threads of a trainer have many equal frames. The collector writes an index and appends the JSON of all processes
+without decoding it (``join_stacks``). The service decodes each process once (``split_stacks``, ``threads_of``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = (
 
 CUT = "further variables did not fit"
 
-# A message header holds 1 MiB of JSON (daemon/ipc.py), in which a character takes up to 12 bytes.
+# A message header holds at most 1 MiB of JSON (daemon/ipc.py). A character takes up to 12 bytes of JSON.
 MAX_BYTES = 900_000
 _FRAME_BYTES = 48
 _THREAD_BYTES = 168
@@ -80,8 +80,8 @@ class _Frame(TypedDict):
 
 
 class Frame(_Frame, total=False):
-    """A frame. ``frame_type``: "Python" or "Native". ``entry``: the outermost frame of a run of CPython's interpreter
-    loop.
+    """A frame. ``frame_type``: "Python" or "Native". ``entry``: whether it is the outermost frame of a run of CPython's
+    interpreter loop.
 
     ``lineno``: None when unknown. ``locals`` is set if locals were requested.
     """
@@ -133,8 +133,8 @@ class VariablesRead(TypedDict):
 
 
 class Load(NamedTuple):
-    """The load of a process: its CPU time ``cpu_ns`` since its start, in ticks of 10 ms. ``cpu``: the CPU on which its
-    main thread last ran."""
+    """The load of a process. ``cpu_ns``: its CPU time since its start, ns, counted in ticks of 10 ms. ``cpu``: the CPU
+    on which its main thread last ran."""
 
     pid: int
     start_ns: int
@@ -166,11 +166,11 @@ class ProcessStacks(NamedTuple):
 
 
 def join_stacks(processes: Iterable[ProcessStacks], failures: Sequence[ReadFailure]) -> tuple[Header, bytes]:
-    """Returns header and payload of the collector's answer. Header ``index``: the length of the index at the payload's
-    begin.
+    """Returns header and payload of the collector's answer. The payload begins with an index; the field ``index`` of
+    the header is the length of the index in bytes.
 
-    The index is JSON: ``{"processes": [[job, run, rank, pid, start_ns, trains, bytes], ...], "failures": [...]}``. Then
-    follow the packed stacks, in the same order.
+    The index is JSON: ``{"processes": [[job, run, rank, pid, start_ns, trains, bytes], ...], "failures": [...]}``. The
+    packed stacks follow in the same order.
     """
     processes = list(processes)
     rows = [[*process[:-1], len(process.packed)] for process in processes]
@@ -196,8 +196,8 @@ def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[Proces
 def pack(dump: Mapping[str, Any]) -> Header:
     """Returns ``dump`` with frames as [code, lineno, ip, entry] and codes as [func, file].
 
-    Frames that do not fit into a message are cut, outermost first. Locals get the room that is left, inner frames
-    first.
+    Frames that do not fit into a message are cut, outermost first. The remaining bytes are used for locals, those of
+    inner frames first.
     """
     codes: dict[tuple[str, str], int] = {}
     threads = []
@@ -217,7 +217,9 @@ def pack(dump: Mapping[str, Any]) -> Header:
 
 
 def unpack(packed: Mapping[str, Any]) -> Header:
-    """Returns the argument of ``pack``, without the parts that it cut. Raises InternalError for another form."""
+    """Returns the dump that ``pack`` packed, without the parts that ``pack`` cut. Raises InternalError if
+    ``packed`` has another form.
+    """
     try:
         codes = packed["codes"]
         threads = [{**t, "frames": [_frame(codes, *f) for f in t["frames"]]} for t in packed["threads"]]
@@ -227,7 +229,7 @@ def unpack(packed: Mapping[str, Any]) -> Header:
 
 
 def threads_of(text: bytes) -> list[Thread]:
-    """Returns the threads of a dump in JSON, packed or not. Raises InternalError if the text is no dump."""
+    """Returns the threads of a dump in JSON, packed or not. Raises InternalError if the text is not a dump."""
     try:
         dump = json.loads(text)
         return list((unpack(dump) if "codes" in dump else dump)["threads"])
@@ -236,7 +238,7 @@ def threads_of(text: bytes) -> list[Thread]:
 
 
 def _pack_locals(dumped: list[Thread], threads: list[Header], left: int) -> None:
-    # A frame for whose locals no room is left gets no list of locals.
+    # When no bytes are left, the remaining frames get no list of locals.
     deepest = max((len(t["frames"]) for t in threads), default=0)
     for depth in range(deepest):
         for thread, packed in zip(dumped, threads, strict=True):
@@ -263,5 +265,5 @@ def _frame(
 
 
 def json_bytes(*texts: str) -> int:
-    """Returns the most bytes that ``texts`` take in a message."""
+    """Returns an upper bound on the number of bytes that ``texts`` take in a message."""
     return 8 + sum(len(t) if t.isascii() else 12 * len(t) for t in texts)

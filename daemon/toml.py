@@ -1,4 +1,4 @@
-"""Reads TOML. The parser is imported at the first text, since most processes get their options as arguments."""
+"""Reads TOML. The parser is imported at its first use, because most processes get their options as arguments."""
 
 from __future__ import annotations
 

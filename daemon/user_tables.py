@@ -28,9 +28,9 @@ from probing.api.tables.views import VIEWS
 __all__ = ("UserTables",)
 
 MAX_TABLES = 256
-# The most tables of jobs, and the most that the jobs of one user add while the daemon runs. The jobs of a user also
-# leave at least as many places for tables, and for columns of a table, as they have taken: the first user to come has
-# at most half of the places, and there are some left for the next.
+# The maximum number of tables of jobs, and the maximum number of tables that the jobs of one user may add while the
+# daemon runs. After each addition, at least as many tables must be left for others as the user's jobs have added; the
+# same holds for the columns of a table. So the first user gets at most half of them, and the next user gets some.
 MAX_JOB_TABLES, MAX_OF_USER = 128, 32
 MAX_FILE_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 class UserTables(Mapping[str, Table]):
     """All tables by name, built-in tables first. Tables of users may be added at any time, from any thread.
 
-    A table outlives its probe, as its rows do. It only grows: a dropped column stays, and is NULL in new rows; a column
-    never changes its type. So old and new segments form one table.
+    A table and its rows outlive its probe. A table only grows: a dropped column stays, and is NULL in new rows; a
+    column never changes its type. So old and new segments form one table.
     """
 
     def __init__(self, file: Path) -> None:
@@ -50,7 +50,7 @@ class UserTables(Mapping[str, Table]):
         self._file = file
         self._lock = threading.Lock()
         self._user: dict[str, Table] = self._read()
-        # The tables that the jobs of a user added since the start, and the columns by table and user.
+        # What jobs added since the start: the number of tables by user, and the number of columns by (table, user).
         self._made_by: Counter[int] = Counter()
         self._columns_by: Counter[tuple[str, int]] = Counter()
 
@@ -67,7 +67,7 @@ class UserTables(Mapping[str, Table]):
 
     @property
     def folder(self) -> Path:
-        """The directory of the file, which belongs to the daemon."""
+        """The directory of the file with the tables. The directory belongs to the daemon."""
         return self._file.parent
 
     def described(self) -> list[UserTable]:
@@ -77,13 +77,14 @@ class UserTables(Mapping[str, Table]):
     def define(self, wanted: Table) -> Table:
         """Returns the table of a user's probe, including its earlier columns, and writes it to disk.
 
-        Raises ConfigError if a column had another type, StoreError if the file cannot be written.
+        Raises ConfigError if a column had another type, or if there are too many tables or columns; StoreError if the
+        file cannot be written.
         """
         with self._lock:
             older = self._user.get(wanted.name)
             if older is None and len(self._user) >= MAX_TABLES:
                 hint = f"stop the daemon and remove the tables that are not needed from {self._file}"
-                raise ConfigError(f"there are {MAX_TABLES} tables of probes already", hint=hint)
+                raise ConfigError(f"there are {MAX_TABLES} tables of probes and jobs already", hint=hint)
             return self._keep(wanted if older is None else _merged(older, wanted))
 
     def define_for_job(self, name: str, columns: Mapping[str, str], owner: int) -> Table:
@@ -123,15 +124,18 @@ class UserTables(Mapping[str, Table]):
     def _require_columns(self, name: str, owner: int, columns: int, added: int) -> None:
         of_owner = self._columns_by[name, owner] + added
         if added and of_owner > MAX_JOB_COLUMNS - columns:
-            what = f"{name} would have {columns} columns, {of_owner} of them of uid {owner}, and less room for others"
+            what = (
+                f"{name} would have {columns} columns: {of_owner} added by uid {owner}, "
+                "and fewer would be left for others"
+            )
             raise ConfigError(what, hint="give the job's table another name")
 
     def _of_jobs(self) -> list[str]:
         return [name for name in self._user if name.startswith(f"{JOB_SCHEMA}.")]
 
     def drop_empty(self, stored: Callable[[], Collection[str]]) -> None:
-        """Drops tables of jobs without stored rows, if more than half of the places are taken. ``stored`` returns the
-        tables with stored rows. Call it before jobs are read.
+        """Drops the tables of jobs that have no stored rows, if jobs have more than half of MAX_JOB_TABLES tables.
+        ``stored`` returns the tables with stored rows. Call this before jobs are read.
         """
         with self._lock:
             if len(of_jobs := self._of_jobs()) > MAX_JOB_TABLES // 2:
@@ -183,6 +187,6 @@ def _merged(older: Table, wanted: Table) -> Table:
     names = {name for name, _, _ in new["columns"]}
     columns = [*new["columns"], *(column for column in old["columns"] if column[0] not in names)]
     if len(columns) > MAX_COLUMNS:
-        hint = "give the probe another name, and so a table of its own"
+        hint = "give the probe another name: it then gets its own table"
         raise ConfigError(f"{wanted.name} would have {len(columns)} columns, including its earlier columns", hint=hint)
     return user_table(new["name"], wanted.doc, columns)

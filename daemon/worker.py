@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Calls ``turn`` at the start, then every ``interval_s`` seconds, and as soon as ``wake`` was called.
 
-    An exception of a turn is logged, and does not end the thread. ``patience_s``: how long ``stop`` waits for a turn in
-    progress, in s; None: until it ends. ``aligned``: turns are at the same moments as those of other workers
-    (``until_next``); otherwise ``interval_s`` is the pause between two turns.
+    An exception in ``turn`` is logged, and does not end the thread. ``patience_s``: how long ``stop`` waits for a call
+    in progress, in s; None: until it ends. ``aligned``: calls begin at the same moments as the calls of other
+    workers (``until_next``); otherwise ``interval_s`` is the pause between two calls.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Worker:
 
     @property
     def stopped(self) -> bool:
-        """Whether ``stop`` was called: a long turn should then end."""
+        """Whether ``stop`` was called. A long ``turn`` should then return."""
         return self._stopped
 
     def start(self) -> None:
         self._thread.start()
 
     def wake(self) -> None:
-        """Starts the next turn at once, or after the turn in progress. For any thread."""
+        """Makes the thread call ``turn`` at once, or right after the call in progress. Thread-safe."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -64,7 +64,7 @@ class Worker:
                 self._turn()
             except ProbingError as e:
                 _log.warning("%s: %s", self._thread.name, e.message)
-            except Exception:  # an error with one process must not end the work for the others
+            except Exception:  # an error with one process must not end the work for other processes
                 _log.exception("a turn of %s failed", self._thread.name)
             pause_s = self._interval_s()
             self._wake.wait(until_next(pause_s) if self._aligned else pause_s)

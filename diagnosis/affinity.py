@@ -12,7 +12,7 @@ from probing.diagnosis.words import clean
 __all__ = ("cpus_of", "crowd_text", "process_text")
 
 _MOST_CPUS = 4096
-# If the other threads of its process use a smaller share of a CPU, they do not hinder the thread that trains.
+# If the other threads of a process use a smaller share of a CPU than this, they do not hinder the thread that trains.
 _THREADS = 0.2
 _HELPERS = {"data_loader": "a data-loader worker of rank {}"}
 _OTHER_HELPER = "a helper of rank {}"
@@ -58,7 +58,7 @@ def process_text(facts: Facts, node: str, name: str, pid: int) -> str:
 
 
 def _known(facts: Facts, node: str) -> Iterator[tuple[str, int]]:
-    """Yields name and pid of the processes of the job on a node."""
+    """Yields a name and the pid of each process of the job on a node."""
     for rank in facts.ranks:
         if rank.node == node:
             yield f"rank {rank.rank}", rank.pid

@@ -1,6 +1,6 @@
 """Computes the lag of each rank at each collective, with corrected clocks.
 
-A slow rank calls last and waits least, so its lag shows it, and not the length of its waits.
+A slow rank calls last and waits least. So its lag shows that it is slow, and the length of its waits does not.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from probing.diagnosis.facts import Operation, Rank
 __all__ = ("Arrivals", "arrivals")
 
 Floats = npt.NDArray[np.float64]
-# With more ranks than this, one rank does not move the median.
+# With more ranks than this, one rank hardly moves the median, so the median is computed once for all ranks.
 _SMALL = 16
 _POINT_TO_POINT = frozenset({"send", "recv"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
-    """The collectives of a communicator that at least half of its members have called, as far as was recorded.
+    """The collectives of a communicator for which calls of at least half of its members, and of two ranks, were
+    recorded.
 
     Rows are collectives (``seqs``), columns are ``ranks``; unknown values are NaN. ``call_ns``: the times of the calls
-    on the common clock, since the first call. ``lag_ns``: the call less the median of the others' calls. ``own_ns``:
-    the lag less the rank's earlier waits on other communicators. ``error_ns``: how far the clocks of two ranks may
-    differ.
+    on the common clock, since the first call. ``lag_ns``: the time of the call minus the median of the other ranks'
+    calls. ``own_ns``: the lag minus the excess wait of the rank. The excess wait is how much longer than the other
+    ranks it waited on other communicators before the call. ``error_ns``: how far the clocks of two ranks may differ.
     """
 
     comm: str
@@ -84,7 +85,7 @@ def _arrivals(case: Case, comm: str, by_rank: Mapping[int, Mapping[int, Operatio
         return None
     calls, waited = calls[kept], waited[kept]
     lag = _less_median(calls)
-    # A rank may be late because it waited longer than the others before, so the difference of waits is subtracted.
+    # A rank may be late because it waited longer than the others on other communicators, so this excess is subtracted.
     own_lag = lag - np.maximum(0.0, _less_median(waited))
     nodes = sorted({case.ranks[r].node for r in ranks})
     error = max((apart_ns(case.clocks, a, b) for a in nodes for b in nodes[:_SMALL]), default=0)
@@ -93,7 +94,7 @@ def _arrivals(case: Case, comm: str, by_rank: Mapping[int, Mapping[int, Operatio
 
 
 def _less_median(values: Floats) -> Floats:
-    """Returns each value less the median of the other values in its row."""
+    """Returns each value minus the median of the other values in its row."""
     if values.shape[1] > _SMALL:
         return np.asarray(values - _median(values)[:, None])
     columns = [values[:, c] - _median(np.delete(values, c, axis=1)) for c in range(values.shape[1])]
@@ -108,9 +109,9 @@ def _median(values: Floats) -> Floats:
 
 
 class _Waits:
-    """The time that ranks waited for others in operations, each measured by the rank's own clock.
+    """The time that ranks waited for other ranks in operations. The time of each rank is measured on its own clock.
 
-    The wait of a rank is the time by which its operation took longer than that of the member that waited least.
+    The wait of a rank is the duration of its operation less the shortest duration of this operation on any member.
     """
 
     def __init__(self, case: Case) -> None:
@@ -128,7 +129,8 @@ class _Waits:
     def before(self, rank: Rank, comm: str, own: Sequence[Operation]) -> list[float]:
         """Returns, for each of ``own``, how long ``rank`` waited on other communicators before its call, ns.
 
-        ``own``: operations of ``comm``, by seq. Waits count from the previous operation of ``comm`` on.
+        ``own``: operations of ``comm``, sorted by seq. Only waits since the end of the previous operation of ``comm``
+        count.
         """
         others = [o for o in rank.done if o.comm != comm]
         if not others:
@@ -144,7 +146,7 @@ class _Waits:
         return [float(value) for value in found]
 
     def _sums(self, rank: int, operations: Sequence[Operation]) -> tuple[list[float], list[float]]:
-        """Returns times, and the total wait until each: a curve that rises while the rank waits."""
+        """Returns times, and the total wait until each of these times: a curve that rises while the rank waits."""
         times, sums, total, end = [0.0], [0.0], 0.0, 0.0
         for begin, length in sorted((float(o.t_call_ns or 0), self._wait(rank, o)) for o in operations):
             start, stop = max(begin, end), max(begin + length, end)

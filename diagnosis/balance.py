@@ -4,8 +4,8 @@ The four parts of a step add up to it:
 
 * communication: an operation runs, and all its ranks have called it;
 * wait: an operation runs, and the rank waits for a rank that has not called it. The rank that calls last has the
-  shortest duration, so the wait of a rank is its own duration less the shortest. Only durations are compared, as the
-  clocks of nodes may differ. Operations with a root, sends and receives have no common end, and so no wait;
+  shortest duration, so the wait of a rank is its own duration less the shortest. Only durations are compared, because
+  the clocks of nodes may differ. Operations with a root, sends and receives have no common end, and so no wait;
 * io: the share of the samples in which the main thread loads data, or reads or writes a checkpoint;
 * compute: the rest.
 
@@ -22,8 +22,9 @@ from probing.api.text import age, numbers_text
 __all__ = ("EVEN", "Balance", "Pair", "RankTimes", "Role", "Shares", "balance", "reads_or_writes")
 
 EVEN = "work is even"
-"""The begin of the sentence about a job whose ranks compute for about the same time."""
-# Python files of code that loads data, or reads or writes checkpoints; and names that users give to such functions.
+"""The beginning of the sentence about a job whose ranks compute for about the same time."""
+# Paths of Python files that load data, or read or write checkpoints; and usual names of user functions that read or
+# write checkpoints.
 _FILES = (
     "/torch/utils/data/",
     "/torch/serialization.py",
@@ -41,15 +42,16 @@ _FILES = (
 _FUNCTIONS = frozenset({"save_checkpoint", "load_checkpoint", "write_checkpoint", "read_checkpoint"})
 # Work is uneven if the rank that computes longest takes this many times as long as the shortest.
 _UNEVEN = 1.2
-# The least wait that gets a sentence, as a share of the step.
+# A wait gets a sentence if it takes at least this share of the step.
 _NOTABLE_WAIT = 0.05
-# A rank that arrives last at a smaller share of the operations is not always late.
+# If a rank arrives last at less than this share of the operations, its sentence adds that no rank is always late.
 _OFTEN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Sums over the steps of a rank, ns. ``io_share``: share of its main thread's samples that show I/O. None: unknown.
+    """Sums over the steps of a rank, ns. ``io_share``: the share of the samples of its main thread that show I/O. An
+    unknown value is None.
 
     ``gpu_wait_ns``: time in which its threads waited for the GPU, which is included in the other times.
     """
@@ -79,8 +81,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the step of a rank, 0 to 1; None: unknown. ``last_share``: share of the operations with a known wait at
-    which it arrived last; ``waits_for``: the rank for which it waited longest."""
+    """Shares of the step of a rank, 0 to 1; None: unknown. ``last_share``: of the operations with a known wait, the
+    share at which this rank arrived last. ``waits_for``: the rank for which this rank waited longest."""
 
     rank: int | None
     node: str
@@ -114,7 +116,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The balance of a job. ``uneven``: the longest computing time of a rank in a step over the shortest.
+    """The balance of a job. ``uneven``: the longest computing time in a step of any rank, divided by the shortest.
     ``sentences``: sentences to print.
     """
 
@@ -143,7 +145,7 @@ def reads_or_writes(frames: Iterable[tuple[str, str]]) -> bool:
 def _shares(own: RankTimes, mine: Sequence[Pair]) -> Shares:
     comm = None if own.comm_ns is None or not own.step_ns else min(1.0, own.comm_ns / own.step_ns)
     wait = None if comm is None or not mine else min(comm, sum(pair.wait_ns for pair in mine) / own.step_ns)
-    # One thread may load data while another communicates, so this share is limited by the rest of the step.
+    # One thread may load data while another communicates, so this share is limited to the rest of the step.
     io = None if own.io_share is None else min(own.io_share, 1.0 - (comm or 0.0))
     by_last: dict[int, int] = {}
     for pair in mine:

@@ -70,7 +70,7 @@ class Case:
 
     @property
     def world(self) -> range:
-        """The ranks of the job by its world size; empty if that is unknown."""
+        """The ranks of the job according to its world size; empty if the world size is unknown."""
         return world_of(self.facts)
 
     @cached_property
@@ -94,7 +94,9 @@ class Case:
 
     @cached_property
     def usual_gate_ns(self) -> int:
-        """The time after which a wait would be a stall if no rank were in a phase; also how old news of a job is."""
+        """The time after which a wait would be a stall if no rank were in a phase, ns. Data count as recent up to a
+        multiple of this age.
+        """
         return usual_gate_ns(self.facts)
 
     @cached_property
@@ -104,8 +106,8 @@ class Case:
 
     @cached_property
     def may_hang(self) -> bool:
-        """Whether an operation has been in flight, a rank has waited, or the whole job has been quiet for the time of
-        a stall. This is cheaper to compute than ``graph``.
+        """Whether the job may hang: for the time of a stall, an operation has been in flight, a rank has waited, or the
+        whole job has been quiet. This is cheaper to compute than ``graph``.
         """
         if any(
             o.t_call_ns is not None and self.now(rank.rank) - o.t_call_ns >= self.gate_ns
@@ -119,15 +121,15 @@ class Case:
         return all(one is None or one >= self.gate_ns for one in quiet) and self.stalled_ns is not None
 
     def _waits_quietly(self, rank: int, wait: Wait) -> bool:
-        # A stack can show a wait without a recorded operation, and the awaited rank may wake up now and then: then the
-        # job as a whole is not quiet.
+        # A stack can show a wait for which no operation was recorded. If the awaited rank wakes up now and then, the
+        # job as a whole is not quiet, although this rank hangs.
         if not wait.firm or wait.since_ns is None or wait.op == INIT:
             return False
         return min(self.wait_ns(rank) or 0, self.quiet_ns(rank) or 0) >= self.gate_ns
 
     @cached_property
     def stalled_ns(self) -> int | None:
-        """The time since a living rank last began or ended an operation or step, ns; None if unknown."""
+        """The time since any living rank last began or ended an operation or step, ns; None if unknown."""
         living = [quiet for r in self.facts.ranks if r.exit is None and (quiet := self.quiet_ns(r.rank)) is not None]
         return min(living, default=None)
 
@@ -145,7 +147,7 @@ class Case:
         return node.taken_ns if node is not None else self.facts.taken_ns
 
     def wait_ns(self, rank: int) -> int | None:
-        """Returns the time for which ``rank`` has waited, ns; None if it does not wait, or since an unknown time."""
+        """Returns the time for which ``rank`` has waited, ns; None if it does not wait, or if the time is unknown."""
         wait = self.waits.get(rank)
         if wait is None:
             return None
@@ -157,9 +159,9 @@ class Case:
 
     @property
     def ripens_ns(self) -> int | None:
-        """The time until the next wait, or the standstill of the whole job, will have lasted as long as a stall, ns.
+        """The time until a wait that is still too short, or the standstill of the whole job, has become a stall, ns.
 
-        None if all have lasted as long, or if the age of no wait is known.
+        None if none of them is still too short, or if the age of no wait is known.
         """
         ages = [self.wait_ns(rank) for rank, wait in self.waits.items() if wait.firm and wait.since_ns is not None]
         ages += [self.stalled_ns] if ages else []

@@ -1,4 +1,4 @@
-"""Estimates the offsets between the clocks of nodes from collectives, which end on all ranks at one time."""
+"""Estimates the offsets between the clocks of nodes from collectives, which end on all ranks at about the same time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class _Instant:
 def clock_offsets(facts: Facts) -> Mapping[str, ClockOffset]:
     """Returns the offset of each node, relative to the node whose clock offset was measured best.
 
-    An offset by collectives replaces a measured offset, unless the measured offset is more exact and agrees with it.
+    An offset estimated from collectives replaces a measured offset, unless the measured offset is more exact and agrees
+    with the estimate.
     """
     found = {node.node: _measured(node) for node in facts.nodes}
     if len(found) < 2:
@@ -67,8 +68,8 @@ def _measured(node: NodeFacts) -> ClockOffset:
 
 
 def _better(measured: ClockOffset, seen: ClockOffset) -> ClockOffset:
-    """Returns ``measured`` if it is more exact than ``seen``, the offset by collectives, and agrees with it; else
-    ``seen``.
+    """Returns ``measured`` if it is more exact than ``seen``, the offset estimated from collectives, and agrees with
+    ``seen``; else ``seen``.
     """
     agree = abs(measured.offset_ns - seen.offset_ns) <= measured.error_ns + seen.error_ns
     # An error of 0 means that the clock was never compared.
@@ -94,11 +95,13 @@ def _reached(
 
 
 def _links(ranks: Iterable[Rank]) -> Mapping[str, Mapping[str, ClockOffset]]:
-    """Returns how far each node's clock is ahead of another's: links[behind][ahead]."""
+    """Returns clock offsets between pairs of nodes: ``links[a][b]`` is how far the clock of node b is ahead of the
+    clock of node a.
+    """
     shared: dict[tuple[str, str], list[tuple[_Instant, _Instant]]] = {}
     for by_node in _instants(ranks).values():
         names = sorted(by_node)
-        # Not all pairs are used: a thousand nodes have half a million.
+        # Not all pairs are used, because a thousand nodes have half a million pairs.
         for one, other in ((a, b) for i, a in enumerate(names[:_HUBS]) for b in names[i + 1 :]):
             shared.setdefault((one, other), []).append((by_node[one], by_node[other]))
     links: dict[str, dict[str, ClockOffset]] = {}
@@ -110,7 +113,7 @@ def _links(ranks: Iterable[Rank]) -> Mapping[str, Mapping[str, ClockOffset]]:
 
 
 def _instants(ranks: Iterable[Rank]) -> Mapping[tuple[str, int], Mapping[str, _Instant]]:
-    """Returns the operations that ended on several nodes, by communicator and seq, and by node."""
+    """Returns the operations that ended on several nodes, by (communicator, seq), and then by node."""
     found: dict[tuple[str, int], dict[str, _Instant]] = {}
     names: dict[tuple[str, int], set[str | None]] = {}
     mixed = set[str]()
@@ -119,7 +122,7 @@ def _instants(ranks: Iterable[Rank]) -> Mapping[tuple[str, int], Mapping[str, _I
             if o.seq is None or o.t_call_ns is None or o.t_done_ns is None:
                 continue
             if is_p2p(o.op):
-                # The rank's collectives have numbers that count this operation, too.
+                # On this communicator, the numbers of the rank's collectives count this operation, too.
                 mixed.add(o.comm)
             if o.state in ("failed", "abandoned"):
                 # The operation did not end together with the operations of the other ranks.

@@ -17,9 +17,9 @@ WARM_UP = (
     "Let all ranks share the compiler's cache: TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR on one file system.",
     "Look for shapes that only this rank has: TORCH_LOGS=recompiles.",
 )
-"""Advice against compilation on one rank."""
+"""What to do if only one rank compiles."""
 ALONE = ", and no other rank does: its cache is cold, or its shapes are new"
-"""A clause for a rank that compiles while all others wait: they had the code in a cache, or did not need it."""
+"""A clause for a rank that compiles while all others wait. The others had the code in a cache, or did not need it."""
 _TIMES = 4
 # A rank that reads this many times more than its peers does different work.
 _ALIKE = 3
@@ -31,7 +31,7 @@ def compiling_share(samples: Iterable[Sample]) -> float:
 
 
 def busy_ranks(ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> list[int]:
-    """Returns the ranks that do not wait in a collective, or compile: the first two of them."""
+    """Returns the first two ranks that compile or are not known to wait in an operation."""
     return list(islice((number for number, one in ranks.items() if not _only_waits(one, waits)), 2))
 
 
@@ -41,9 +41,9 @@ def _only_waits(rank: Rank, waits: Mapping[int, Wait]) -> bool:
 
 
 def cold_pages_text(rank: Rank, peers: Sequence[Rank], least: int) -> str:
-    """Returns a clause if ``rank`` reads from storage, while its peers read as much from memory; else "".
+    """Returns a clause if ``rank`` reads from storage what its peers read from the page cache; else "".
 
-    ``least``: the least bytes a second from storage that count.
+    ``least``: the minimum rate of reads from storage, bytes per second.
     """
     mine, theirs = _reads(rank), [_reads(peer) for peer in peers if peer.condition is not None]
     if mine is None or not theirs or any(one is None for one in theirs):
@@ -54,8 +54,8 @@ def cold_pages_text(rank: Rank, peers: Sequence[Rank], least: int) -> str:
     if stored < max(least, _TIMES * usual) or read > _ALIKE * usual_read or stored > 2 * read:
         return ""
     return (
-        f"its page cache is cold: it reads {size(stored)} a second from storage, the others, which read as much,"
-        f" {size(usual)}"
+        f"its page cache is cold: it reads {size(stored)} a second from storage; the others read as much, but only"
+        f" {size(usual)} a second from storage"
     )
 
 

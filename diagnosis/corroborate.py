@@ -16,7 +16,8 @@ from probing.diagnosis.verdict import Finding
 
 __all__ = ("corroborated",)
 
-# Verdicts by their claim about the culprits: behind the waiting ranks, in another operation, or equally far.
+# Verdicts by their claim. _BEHIND: the culprits are behind the waiting ranks. _DIFFERENT: the culprits are in another
+# operation. _EQUAL: all ranks are equally far.
 _BEHIND = frozenset({"not_joined", "rank_dead", "rank_unreachable", "rank_died", "shifted_sequence", "stuck_outside"})
 _DIFFERENT = frozenset({"operation_mismatch", "size_mismatch", "dtype_mismatch"})
 _EQUAL = frozenset({"no_completion"})
@@ -115,7 +116,8 @@ def _ras(case: Case, claim: _Claim, said: Mapping[int, Witness]) -> tuple[bool, 
 
 def _flight_recorder(case: Case, claim: _Claim, said: Mapping[int, Witness]) -> tuple[bool, str] | None:
     last = {rank: max(ops, key=_seq) for rank, one in said.items() if (ops := [o for o in one.operations if o.seq])}
-    # In a dump from before the wait, all operations of the waiting ranks are complete.
+    # If all operations of the waiting ranks are complete in the dump, the dump is from before the wait and says nothing
+    # about it.
     if not any(rank in last and last[rank].state != "completed" for rank in claim.waiting):
         return None
     if claim.verdict in _DIFFERENT:
@@ -135,8 +137,8 @@ def _flight_recorder(case: Case, claim: _Claim, said: Mapping[int, Witness]) -> 
 def _standing(case: Case, claim: _Claim, at: Mapping[int, int], says: str, again: str) -> tuple[bool, str] | None:
     """Returns whether the culprits are behind the waiting ranks; without culprits, whether all ranks are equally far.
 
-    ``says`` and ``again``: the text for the first ranks, with the name of the communicator, and the text for the
-    others.
+    ``says``: the format of the text about the first ranks, with their number and the name of the communicator.
+    ``again``: the format of the text about the other ranks, with their number.
     """
     name = case.comm_name(claim.comm)
     waiting = [rank for rank in claim.waiting if rank in at]

@@ -31,7 +31,8 @@ __all__ = (
 
 # A failing process closes its sockets before it unloads libraries, so its peers may end first.
 _TEARDOWN_NS = 5_000_000_000
-# A launcher polls its workers every 0.1 s or less often, and ends them one by one.
+# A launcher polls its workers every 0.1 s or less often, and then ends them one right after the other. So if the next
+# rank ended more than this later, ns, no launcher ended both ranks.
 _ORDER_NS = 50_000_000
 _WORKER_NS = 30_000_000_000
 _LONGEST = 200
@@ -74,7 +75,7 @@ class First:
     """The first death. ``confidence``: how sure it is that this death came first and has a cause of its own. ``doubt``:
     why it is not certain.
 
-    ``alike``: deaths with the same error at nearly the same time, which it did not cause.
+    ``alike``: deaths with the same error at nearly the same time, which this death did not cause.
     """
 
     death: Death
@@ -114,7 +115,7 @@ def first_failure(facts: Facts) -> Rank | Process | None:
     if died := deaths(case):
         first = first_of(case, died)
         return None if first is None else first.death.rank
-    # A trainer ends a data loader by SIGTERM if the loader is slow to exit.
+    # A data loader that was ended by SIGTERM has not failed: its trainer sends SIGTERM if the loader is slow to exit.
     failed = [
         (process.exit.ts_ns, process)
         for process in facts.processes
@@ -205,8 +206,8 @@ def behind(case: Case, rank: Rank) -> bool:
 
 
 def calls_behind(case: Case, rank: Rank) -> Iterator[tuple[Progress, int, int]]:
-    """Yields the progress of ``rank`` on communicators on which another rank is further, its last number there and the
-    last number of any rank.
+    """Yields, for each communicator on which another rank is further, the progress of ``rank``, its last number, and
+    the last number of any rank.
     """
     for one in rank.progress:
         sequence = case.sequences.get(one.comm)
@@ -272,4 +273,4 @@ def _by_whom(facts: Facts) -> Iterator[str]:
         if any(process.exit is None and process.state not in ("exited", "zombie") for process in launchers):
             yield "its launcher lives: it or a user ended the ranks"
         else:
-            yield f"a scheduler{', its launcher' if launchers else ''} or a user ended it, no fault of a rank"
+            yield f"a scheduler{', its launcher' if launchers else ''} or a user ended it: it is not a fault of a rank"

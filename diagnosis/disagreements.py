@@ -98,11 +98,12 @@ _ANY_SIZE = frozenset(("all_to_all", "scatter", "gather"))
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A collective whose calls differ. ``kind``: the first of KINDS that differs; ``votes``: its values, by rank.
+    """A collective whose calls differ. ``kind``: the first of KINDS that differs; ``votes``: the ranks, grouped by
+    their value of this kind.
 
-    ``odd``: the ranks to blame; empty: undecided. They are the minority, or if no majority is certain, the ranks that
-    depart from the sequence that the job repeats (``by_pattern``). ``open``: the ranks that wait in the collective.
-    ``number``: None if only stacks show the calls.
+    ``odd``: the ranks to blame; empty: undecided. They are the minority. If no majority is certain, they are the ranks
+    that depart from the sequence that the job repeats (``by_pattern``). ``open``: the ranks that wait in the
+    collective. ``number``: None if only stacks show the calls.
     """
 
     comm: str
@@ -164,7 +165,8 @@ def _at(graph: WaitGraph, sequence: Sequence, number: int) -> Disagreement | Non
 
 
 def _by_stacks(graph: WaitGraph, sequences: Mapping[str, Sequence]) -> Iterator[Disagreement]:
-    # Compares ranks in collectives of one group whose numbers are unknown, as only stacks show the calls.
+    # Compares ranks that wait in collectives of one group. The sequence numbers are unknown, because only stacks show
+    # these calls.
     groups: dict[str, dict[int, Operation]] = {}
     for rank, wait in graph.waits.items():
         sequence = sequences.get(wait.comm) if wait.comm is not None else None

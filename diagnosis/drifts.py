@@ -1,9 +1,9 @@
-"""Ranks that made more or fewer collectives on one communicator than the others, judged by calls on other
-communicators.
+"""Finds ranks that called more or fewer collectives on one communicator than the other ranks. Calls on other
+communicators serve as reference points, called marks.
 
 The calls of a communicator have the same numbers on all its ranks. If a program makes the same calls on all ranks, then
-at a given call on one communicator all ranks have reached the same number on another. When a rank skips a call, its
-number is one less from that step on.
+all ranks have reached the same number on one communicator when they make a given call on another communicator. After a
+rank has skipped a call, its number is one less than that of the other ranks.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _BEFORE = 8
 _MOST_MARKS = 64
 # Limits that keep the comparisons for one job below 5 s: a thousand ranks and one other communicator take 50 ms.
 _MOST_RANKS, _MOST_OTHERS, _MOST_WAITS = 2048, 4, 3
-# By call of the other communicator: the number that the rank had reached.
+# Maps the number of a call on the other communicator to the number that the rank had reached on the first communicator.
 _Marks = dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Ranks that drift apart: ``ranks`` are ``count`` calls of ``comm`` ahead of the other ranks, behind if negative,
-    since call ``since`` of ``marks``, another communicator.
+    """Ranks that drift apart. Since call ``since`` on another communicator, ``marks``, the ``ranks`` are ``count``
+    calls on ``comm`` ahead of the other ranks. A negative ``count`` means behind.
 
-    If only one other communicator shows the drift, the calls on that communicator may differ instead.
+    If only one other communicator shows the drift, the calls on that communicator may differ, and not the calls on
+    ``comm``.
     """
 
     comm: str
@@ -49,8 +50,8 @@ class Drift:
 
 
 def drifts_of(sequences: Mapping[str, Sequence], comm: str) -> Iterator[Drift]:
-    """Yields the drifts on ``comm``, one for each other communicator that shows it; at most four communicators and
-    2,048 ranks are compared.
+    """Yields the drifts on ``comm``, one for each other communicator that shows it. At most four other communicators
+    are compared, and none if ``comm`` has more than 2,048 ranks.
     """
     own = sequences.get(comm)
     if own is None or len(own.members) > _MOST_RANKS or not own.complete:
@@ -63,7 +64,8 @@ def drifts_of(sequences: Mapping[str, Sequence], comm: str) -> Iterator[Drift]:
 
 
 def with_drift(case: Case, finding: Finding) -> Finding:
-    """Returns a hang with the drift of ranks on the communicators in which they wait; other findings unchanged.
+    """Returns a hang with the drift of its ranks on the communicators in which they wait. Other findings are returned
+    unchanged.
 
     If culprits have drifted, the other culprits become victims.
     """
@@ -150,8 +152,8 @@ def _marks(own: Sequence, other: Sequence, rank: int) -> _Marks:
 def _by_marks(
     own: Sequence, other: Sequence, marks: Mapping[int, _Marks], differ: list[int], equal: int, each: int | None
 ) -> Drift | None:
-    """Returns the drift of the minority at the marks ``differ``; if both groups have the same size, of the group that
-    left the period.
+    """Returns the drift of the minority at the marks ``differ``. If both groups have the same size, the group that
+    drifted is the group whose number no longer grows by ``each`` from mark to mark.
     """
     votes = [vote({rank: one[mark] for rank, one in marks.items()}) for mark in differ]
     last = votes[-1]
@@ -172,7 +174,9 @@ def _by_marks(
 
 
 def _by_last(own: Sequence, other: Sequence, marks: Mapping[int, _Marks], equal: int, each: int) -> Drift | None:
-    """Returns the drift of the ranks that left the period after the last mark that all ranks share."""
+    """Returns the drift of the ranks that made more or fewer than ``each`` calls after ``equal``, the last mark that
+    all ranks share.
+    """
     usual = next(iter(marks.values()))[equal] + each
     fewer = {rank: one[equal + 1] - usual for rank, one in marks.items() if one.get(equal + 1, usual) < usual}
     more = {

@@ -19,7 +19,8 @@ __all__ = ("FabricFault", "FabricReport", "fabric_faults")
 # XID 74 belongs to earlier versions of NVLink.
 _CODES = frozenset((74, *NVLINK_CODES))
 _TOGETHER_NS = 30_000_000_000
-# Counters are read every few seconds; errors within this time count, ns.
+# Counters are read every few seconds, so errors that they show within this time of a report count as the reported
+# errors, ns.
 _COUNTED_NS = 60_000_000_000
 _COUNTS = frozenset(("nvlink_errors", "link_down"))
 
@@ -81,7 +82,7 @@ def fabric_faults(nodes: Iterable[NodeFacts], clocks: Mapping[str, ClockOffset])
             gpus.setdefault((node.node, report.gpu.device), []).append(report)
     found = []
     for fabric, gpus in by_fabric.items():
-        # For each GPU the first fatal error counts, without a fatal error the first error.
+        # For each GPU, the first fatal error counts, or the first error if none is fatal.
         firsts = [min(own, key=lambda one: (not one.fatal, one.at_ns)) for own in gpus.values()]
         for group in _groups(sorted(firsts, key=lambda one: one.at_ns)):
             names = sorted({one.node for one in group})

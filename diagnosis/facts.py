@@ -39,7 +39,7 @@ __all__ = (
 
 VERSION = 1
 MAX_RANKS = 16384
-"""The most ranks that facts may have. A larger world size is ignored: it comes from a target's environment."""
+"""The maximum number of ranks in facts. A larger world size is ignored: it comes from a target's environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Operation:
     """A collective or point-to-point operation of one rank.
 
     ``t_done_ns``: None while it is in flight, or if its end was not recorded. ``op``, ``dtype``, ``redop``, ``state``:
-    as in comm.ops and comm.inflight. ``source``: probe, stack (a Python or native stack shows the call; ``seq`` is then
-    None), ras or flight_recorder. ``launched``: False if it was called in a group of NCCL that has not ended; None if
-    this is unknown.
+    as in comm.ops and comm.inflight. ``source``: ``probe``, ``stack`` (a Python or native stack shows the call; ``seq``
+    is then None), ``ras`` or ``flight_recorder``. ``launched``: False if the operation was called in a group of NCCL
+    that has not ended; None if this is unknown.
     """
 
     comm: str
@@ -102,9 +102,9 @@ class Thread:
     """A thread and its stack, innermost frame first. ``main``: this thread trains. It issues the collectives of its
     process; if no thread was seen to issue any, it is the process's main thread.
 
-    ``since_ns``: the time since which each sample showed this innermost Python frame; None without samples. ``moving``:
-    whether the stack differed between two readings; None after one reading. ``native_missing``: why there are no native
-    frames. The last fields are as in ``Condition``.
+    ``since_ns``: the time of the first of the latest samples that all show this innermost Python frame; None without
+    samples. ``moving``: whether the stack differed between two readings; None after one reading. ``native_missing``:
+    why there are no native frames. The last fields are as in ``Condition``.
     """
 
     tid: int
@@ -132,13 +132,13 @@ class Condition:
     path, pipe:[INODE] or socket:[INODE]); ``target_kind``: file, fifo, pipe, socket, listener (a socket that listens),
     tty, directory, device, child or other; ``target_fd``, its descriptor; ``file_system``, its type and mount point,
     such as "fuse /mnt/ckpt"; ``lock_holder``, the pid of the process that holds the file lock that it waits for;
-    ``asleep_since_ns``: it has not run since then, perhaps for longer. ``children``: name, pid and state of the child
-    processes.
+    ``asleep_since_ns``: the thread has not run since then; it may have stopped running earlier. ``children``: name, pid
+    and state of the child processes.
 
     The fields after ``interval_ns`` are differences over that time: ``cpu_ns``, ``run_delay_ns`` (runnable without a
-    CPU) and ``switches`` of that thread, the others of the process. ``read_bytes`` and ``write_bytes`` count all read
-    and write calls, including those on pipes and cached files; ``storage_read_bytes`` counts what came from storage or
-    a file server.
+    CPU) and ``switches`` are about the thread that trains, the other fields about the process. ``read_bytes`` and
+    ``write_bytes`` count all read and write calls, including calls on pipes and cached files; ``storage_read_bytes``
+    counts the bytes that came from storage or a file server.
     """
 
     state: str | None = None
@@ -193,7 +193,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """A process that works for a rank: a data-loader worker, or a child process that the rank waits for."""
+    """A process that works for a rank: a data-loader worker, or another child process of the rank."""
 
     pid: int
     start_ns: int
@@ -226,7 +226,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values over time. ``name``: rss_bytes, device_bytes or a watched variable. ``values`` may have nan and inf.
+    """Values over time. ``name``: ``rss_bytes``, ``device_bytes`` or the name of a watched variable. ``values`` may
+    contain NaN and infinity.
 
     ``limit``: the largest possible value, such as the size of the device's memory; None if unknown.
     """
@@ -241,12 +242,12 @@ class Series:
 class Witness:
     """A report about a rank on a communicator, from another source than the probes of operations.
 
-    ``source``: ras (NCCL's RAS), flight_recorder (a dump of PyTorch's flight recorder), or probe (the error and state
-    of the communicator in the library). ``ts_ns``: when the report was made, for probe when the error was first seen;
-    None if unknown. ``launched``: names of operations and how many of each the rank has launched (ras). ``operations``:
-    its last operations (flight_recorder); their ``seq`` differs from the probes', their ``count`` is that of the input.
-    ``time_out_ns``: the time-out of the last operation. ``missing``: ras could not reach the rank. ``dead``: ras
-    considers it dead.
+    ``source``: ``ras`` (NCCL's RAS), ``flight_recorder`` (a dump of PyTorch's flight recorder), or ``probe`` (the error
+    and state of the communicator in the library). ``ts_ns``: when the report was made, or for ``probe``, when the error
+    was first seen; None if unknown. ``launched``, from ``ras``: names of operations, and the number of each that the
+    rank has launched. ``operations``, from ``flight_recorder``: the rank's last operations. Their ``seq`` counts
+    differently from the ``seq`` of the probes; their ``count`` is the size of the input. ``time_out_ns``: the time-out
+    of the last operation. ``missing``: RAS could not reach the rank. ``dead``: RAS considers the rank dead.
     """
 
     source: str
@@ -290,7 +291,7 @@ class TimeOut:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A rank of the job. ``state``: running, stopped, blocked, zombie, exited or unknown.
+    """A rank of the job. ``state``: ``running``, ``stopped``, ``blocked``, ``zombie``, ``exited`` or ``unknown``.
 
     ``seen_from_ns``: operations that began before this time were not recorded; None: all were recorded. ``lost``: the
     number of operations lost lately. ``open`` and ``done``: its operations that are in flight, and that have ended, at
@@ -352,7 +353,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator. ``members``: the known members, at most ``size``. ``witness``: probe, ras or stack."""
+    """A communicator. ``members``: the known members, at most ``size``. ``witness``: the source that showed it:
+    ``probe``, ``ras`` or ``stack``.
+    """
 
     comm: str
     name: str | None
@@ -368,8 +371,8 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A gap in the facts. ``kind``: node, rank, operations, stacks, condition, rule, clock, history, pause, size or
-    claim.
+    """A gap in the facts. ``kind``: ``node``, ``rank``, ``operations``, ``stacks``, ``condition``, ``rule``, ``clock``,
+    ``history``, ``pause``, ``size`` or ``claim``.
 
     ``history``: rows that could not be read. ``pause``: the probes of a node are paused. ``size``: facts that were
     read, but left out since facts are limited. ``claim``: a node that is not proven to take part in the job.
@@ -404,7 +407,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The label ``phase`` of a rank, of which the job's user or an administrator says what the rank does.
+    """The label ``phase`` of a rank, with which the job's user or an administrator says what the rank does.
 
     ``since_ns``: when it was set; ``limit_s``: the seconds that this phase may last before the job can count as
     stalled, 0 for a phase without a limit of its own.
@@ -421,8 +424,9 @@ class Facts:
     """The facts of one run of a job. ``stall_s``: W, the time without progress after which a job counts as stalled.
 
     ``usual_gap_ns``: the longest usual time between two operations of a rank; None if unknown. ``step_history``: end
-    and duration, on the slowest rank, of each past step of the job. ``owner``: the uid of the job's user on the node;
-    None if a peer's version does not send it. ``phase``: of the ranks with a phase, the one that may last longest.
+    and duration of past steps of the job, measured on one rank; a long history has medians of groups of steps.
+    ``owner``: the uid of the job's user on the node; None if a peer's version does not send it. ``phase``: if several
+    ranks have a phase, the phase that may last longest.
     """
 
     job: str

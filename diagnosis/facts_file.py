@@ -23,10 +23,11 @@ from probing.diagnosis.facts import MAX_RANKS, VERSION, Facts, Rank
 __all__ = ("MAX_BYTES", "RANK_BYTES", "decoded", "encoded", "from_json", "load", "save", "size_of", "to_json")
 
 RANK_BYTES = 64 << 10
-"""The most bytes of the facts of one rank."""
+"""The maximum size of the facts of one rank."""
 MAX_BYTES = 256 << 20
-"""The most bytes of a file, and of the facts of one run."""
-# The most bytes of facts other than ranks: members of communicators, history of steps.
+"""The maximum size of a file, and of the facts of one run."""
+# The maximum size of those facts of a run that belong to no rank, such as the members of communicators and the history
+# of steps.
 _SHARED_BYTES = 16 << 20
 _MAX_STALL_S = 1e6
 _FORMAT = "probing-facts"
@@ -58,7 +59,7 @@ def from_json(data: bytes) -> Facts:
     facts = _typed(Facts, found)
     for series in (series for rank in facts.ranks for series in rank.series):
         if len(series.ts_ns) != len(series.values):
-            raise _damaged(f"{len(series.ts_ns)} times of {len(series.values)} values")
+            raise _damaged(f"{len(series.ts_ns)} times for {len(series.values)} values")
     if not 0 < facts.stall_s < _MAX_STALL_S:
         raise _damaged(f"stall_s is {facts.stall_s:g}")
     return facts
@@ -91,16 +92,20 @@ def load(path: Path) -> list[Facts]:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as e:
-        raise UsageError(f"cannot read {path}: {e.strerror}", hint="give a file of `diagnose --save`") from e
+        raise UsageError(
+            f"cannot read {path}: {e.strerror}", hint="give a file that `probingctl diagnose --save FILE` wrote"
+        ) from e
     if len(data) > MAX_BYTES:
         raise _damaged(f"more than {MAX_BYTES} bytes")
     header, *lines = data.split(b"\n")
     found = _object(header)
     if found.get("format") != _FORMAT:
-        raise FormatError(f"{path} is not a file of facts", hint="give a file of `probingctl diagnose --save FILE`")
+        raise FormatError(
+            f"{path} is not a file of facts", hint="give a file that `probingctl diagnose --save FILE` wrote"
+        )
     _check_version(found)
     if not lines or lines.pop() or len(lines) != found.get("facts"):
-        raise _damaged(f"{len(lines)} entries, where its header has {found.get('facts')!r:.20}")
+        raise _damaged(f"{len(lines)} entries, but its header says {found.get('facts')!r:.20}")
     return [from_json(line) for line in lines]
 
 
@@ -114,9 +119,9 @@ def _object(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data.decode(), parse_constant=_number, parse_float=_number, parse_int=_integer)
     except (ValueError, RecursionError):
-        raise _damaged("they are no JSON") from None
+        raise _damaged("they are not JSON") from None
     if not isinstance(found, dict):
-        raise _damaged("they are no JSON object")
+        raise _damaged("they are not a JSON object")
     if rb"\u" in data and not _is_unicode(found):
         raise _damaged("half a character")
     return found
@@ -131,7 +136,7 @@ def _typed(kind: type[_T], found: Mapping[str, object]) -> _T:
 
 def _number(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError("no finite number")
+        raise ValueError("a number is not finite")
     return number
 
 
@@ -168,7 +173,7 @@ def _check_version(found: Mapping[str, object]) -> None:
 def _check_size(data: bytes, ranks: list[Any]) -> None:
     if len(ranks) > MAX_RANKS:
         raise _damaged(f"more than {MAX_RANKS} ranks")
-    # A rank must be encoded again to be measured; small facts need no measuring.
+    # The size of a rank is known only after it is encoded again, so small facts are not measured.
     if len(data) > RANK_BYTES:
         if any(len(_bytes(rank)) > RANK_BYTES for rank in ranks):
             raise _damaged(f"a rank of more than {RANK_BYTES} bytes")
@@ -177,7 +182,7 @@ def _check_size(data: bytes, ranks: list[Any]) -> None:
 
 
 def _bytes(value: Any) -> bytes:
-    # Bytes of a target that are not UTF-8 became surrogates.
+    # Bytes of a target that are not UTF-8 were decoded to surrogates, which cannot be encoded.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 

@@ -22,14 +22,15 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU. ``state``: ok, lost (it fell off the bus, or needs a reset) or gone; ``reason``: why it is not ok.
+    """A GPU. ``state``: ``ok``, ``lost`` (the GPU fell off the bus, or needs a reset) or ``gone``; ``reason``: why it
+    is not ``ok``.
 
-    Shares of the time, 0 to 1: ``busy``; and ``power_capped``, ``thermal`` and ``power_brake``, in which the power
-    limit, heat or the external power brake held the clock down. Clocks are in MHz, ``clock_mhz`` a median. ``remap_*``:
-    rows of its memory wait for a remap, or failed it. ``recovery``: the action that the driver asks for. ``lanes``:
-    trained PCIe lanes. ``fabric``: "CLUSTER/CLIQUE", the same for all GPUs, of any node, that NVLink switches connect
-    with this GPU; None if no switch does. ``counts_nvlink``: the counters of its NVLinks are read, so that their errors
-    are events.
+    ``busy``, ``power_capped``, ``thermal`` and ``power_brake`` are shares of the time, 0 to 1; in the last three, the
+    power limit, heat or the external power brake held the clock down. Clocks are in MHz; ``clock_mhz`` is a median.
+    ``remap_pending`` and ``remap_failed``: rows of its memory wait for a remap, or could not be remapped. ``recovery``:
+    the action that the driver asks for. ``lanes``: trained PCIe lanes. ``fabric``: "CLUSTER/CLIQUE", equal for all
+    GPUs, also on other nodes, that NVLink switches connect with this GPU; None without such a switch.
+    ``counts_nvlink``: whether the error counters of its NVLinks are read; their errors are then events.
     """
 
     device: int
@@ -58,11 +59,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class HardwareEvent:
-    """Events of one kind and part. ``source``: gpu (``kind`` as in gpu.events) or kernel (``kind`` as in process.kmsg).
+    """Events of one kind and part. ``source``: ``gpu`` (``kind`` as in gpu.events) or ``kernel`` (``kind`` as in
+    process.kmsg).
 
-    ``first_ns`` and ``last_ns``: the first and last of ``count``. ``gpu``: number of the GPU; ``part``: the device as
-    the source names it; ``code``: number of an XID; ``pid``: the process that is named; ``text``: the text of the last
-    event, for errors of NVLink 5 of the first. Errors of NVLink 5 with another unit or severity are a separate event.
+    ``first_ns`` and ``last_ns``: the times of the first and the last of the ``count`` events. ``gpu``: number of the
+    GPU; ``part``: the device as the source names it; ``code``: number of an XID; ``pid``: the process that the source
+    names; ``text``: the text of the last event, or of the first event for errors of NVLink 5. Errors of NVLink 5 with
+    different units or severities are separate events.
     """
 
     source: str
@@ -93,8 +96,9 @@ class NetworkPort:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPath:
-    """TCP connections of a rank with one peer host. ``segments``: sent segments, of which ``resent`` were sent again;
-    ``timeouts``: the most retransmissions in a row on a connection that waits for an answer now."""
+    """TCP connections of a rank with one peer host. ``segments``: the number of sent segments; ``resent``: how many of
+    them were retransmitted; ``timeouts``: the highest number of consecutive retransmissions on a connection that waits
+    for an answer now."""
 
     rank: int
     peer: str
@@ -107,7 +111,9 @@ class NetworkPath:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk. ``busy``: share of the time; latencies: means over requests, ns; ``in_flight``: open requests."""
+    """A disk. ``busy``: share of the time. The latencies are means over requests, ns. ``in_flight``: the number of
+    requests in flight.
+    """
 
     name: str
     busy: float | None = None

@@ -63,7 +63,7 @@ def hold_ups(case: Case) -> list[HoldUp]:
     found = []
     for group in _joined(by_call.values()):
         pending = [(one, min(one.awaited & group)) for one in graph.awaiting(group)]
-        # It is not known for which ranks a store or a new communicator waits, so another operation shows more.
+        # For a store or a new communicator it is not known which ranks are awaited, so another operation is preferred.
         known = [(one, first) for one, first in pending if one.op != INIT] or pending
         edge = oldest(case, (one.edge(rank, first) for one, first in known for rank in one.waiters))
         wait = longest_wait(case, (edge.waiter,))
@@ -74,8 +74,9 @@ def hold_ups(case: Case) -> list[HoldUp]:
 
 
 def cycles(case: Case) -> list[tuple[int, ...]]:
-    """Returns the sets of ranks that wait for each other. A set with a rank that waits in a store, or for others to
-    create a communicator, does not count if it also waits for a rank that waits for none: it may be all that lacks."""
+    """Returns the sets of ranks that wait for each other. A set in which a rank waits in a store, or for others to
+    create a communicator, does not count if the set also waits for a sink of the graph. Perhaps only that sink is
+    missing."""
     graph = case.graph
     return [
         component

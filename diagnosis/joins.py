@@ -1,4 +1,4 @@
-"""Finds which ranks have joined the operations in which others wait, by their operations and stacks."""
+"""Finds which ranks have joined the operations in which other ranks wait, from their operations and stacks."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Joins:
         old = {waiter: self._unmatched(waiter, wait) for waiter, wait in old.items()}
         alike: dict[object, list[int]] = {}
         for waiter, wait in old.items():
-            # All ranks that wait in one collective at the same line have the same edges. So have all that wait for an
-            # unknown peer: their edges lead to any rank.
+            # All ranks that wait in one collective at the same line have the same edges. All ranks that wait for an
+            # unknown peer also have the same edges, because any rank may be this peer.
             paired, has_peer = is_p2p(wait.op), wait.peer is not None
             number = self._number(waiter, wait) if has_peer or not paired else None
             place = waiter if paired and has_peer else _place(main_thread(self.ranks[waiter]))
@@ -52,8 +52,8 @@ class Joins:
         return WaitGraph(old, [self._pending(waiters, old) for waiters in alike.values()])
 
     def _unmatched(self, waiter: int, wait: Wait) -> Wait:
-        """Returns ``wait``; if its send or receive is matched, the wait for an unmatched one of the same rank and
-        communicator: coalesced sends and receives end together."""
+        """Returns ``wait``. If its send or receive is matched, returns the wait for an unmatched send or receive of the
+        same rank and communicator instead, if there is one: coalesced sends and receives end together."""
         if not is_p2p(wait.op) or wait.peer is None or not all(self._states(waiter, wait).values()):
             return wait
         own = [one for one in open_operations(self.ranks[waiter]) if one.comm == wait.comm and is_p2p(one.op)]
@@ -81,8 +81,8 @@ class Joins:
         return found
 
     def _pending(self, waiters: list[int], old: Mapping[int, Wait]) -> Pending:
-        # Ranks are compared with the first waiter. It is certain that a rank has not joined only if all its operations
-        # since the first call were recorded.
+        # Ranks are compared with the first waiter. A rank without a recorded call has certainly not joined if it is
+        # halted, if its stack shows another place, or if all its operations since the first call were recorded.
         waiter = max(waiters, key=lambda rank: (self._age(rank, old[rank]) or 0, -rank))
         wait = old[waiter]
         sequence = self._sequence(wait)
@@ -137,8 +137,9 @@ class Joins:
         return False if elsewhere or self._complete(rank, waiter, wait) else None
 
     def _unlaunched(self, rank: Rank, waiter: int, wait: Wait) -> bool:
-        """Returns whether ``rank`` has called the operation of ``wait`` in a group of NCCL that it has not ended, while
-        its stack shows that it does something else: only the end of the group launches the operation."""
+        """Returns whether ``rank`` called the operation of ``wait`` between ncclGroupStart and ncclGroupEnd, has not
+        called ncclGroupEnd yet, and waits in no communication call according to its stack. NCCL launches grouped
+        operations only at ncclGroupEnd."""
         own = [o for o in rank.open if o.launched is False and o.comm == wait.comm and is_p2p(o.op) == is_p2p(wait.op)]
         main = main_thread(rank) if own and rank.rank not in self.waits else None
         if main is None or not outside(rank, main):
@@ -167,8 +168,8 @@ class Joins:
         return members
 
     def _in_some_group(self, states: Mapping[int, bool | None]) -> dict[int, bool | None]:
-        # The group of the operation is unknown. A rank in a collective may be in this one; a rank in no collective may
-        # not be a member, unless it is the only such rank.
+        # The group of the operation is unknown. A rank that waits in a collective may wait in this one. A rank that
+        # waits in no collective is perhaps not a member; it counts as a member only if it is the only such rank.
         apart = [other for other, state in states.items() if state is not True and other not in self.waits]
         return {other: False if apart == [other] and state is False else None for other, state in states.items()}
 
@@ -232,7 +233,9 @@ def _place(thread: Thread | None) -> tuple[str, str, int | None] | None:
 
 
 def with_file_locks(graph: WaitGraph, ranks: Iterable[Rank]) -> WaitGraph:
-    """Returns ``graph`` with the waits for a file lock of ranks that wait in no operation, and the holders of locks."""
+    """Returns ``graph`` with waits for file locks added, for ranks that wait in no operation. Such a wait is a wait for
+    the rank that holds the lock.
+    """
     living = [rank for rank in ranks if rank.exit is None]
     pids = {(rank.node, rank.pid): rank.rank for rank in living}
     waiters: dict[int, list[int]] = {}

@@ -49,7 +49,7 @@ from probing.diagnosis.verdict import ERROR, NOTE, WARNING, Finding, Verdict
 __all__ = ("RULES", "Diagnosis", "Rule", "begun_ns", "diagnose", "diagnose_runs")
 
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
-# The highest confidence of a finding while a node does not answer.
+# The maximum confidence of a finding while a node does not answer.
 _WITHOUT_A_NODE = 0.8
 _log = logging.getLogger(__name__)
 
@@ -66,14 +66,14 @@ class Rule(Protocol):
 
 
 RULES: tuple[Rule, ...] = (
-    # Comes before deaths, since different calls make ranks fail.
+    # These two rules come before the rule about deaths, because different calls may make ranks die.
     shifted_sequence,
     mismatch,
     death,
     absent,
     point_to_point,
     deadlock,
-    # Comes before the rules that blame ranks.
+    # This rule comes before the rules that blame ranks, so that they do not blame ranks of an idle server.
     idle,
     not_joined,
     communicator_error,
@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = (
     memory,
     numbers,
     mixed_devices,
-    # Comes before the rule that names single parts.
+    # This rule comes before the rule that names single parts, because no single GPU causes a fault of a fabric.
     fabric,
     hardware,
 )
@@ -99,8 +99,8 @@ RULES: tuple[Rule, ...] = (
 class Diagnosis:
     """The result of the rules. ``findings``: the worst first. ``missing``: gaps in the facts, and rules that failed.
 
-    ``ripens_ns``: how soon a wait that is still too short for the rules will be long enough; None: no wait will be.
-    ``outlived``: the run has ended, and a later run of its job goes on, so all findings are notes.
+    ``ripens_ns``: the time until a wait that is still too short for the rules is long enough; None: there is no such
+    wait. ``outlived``: the run has ended, and a later run of its job goes on, so all findings are notes.
     """
 
     facts: Facts

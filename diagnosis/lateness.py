@@ -18,7 +18,8 @@ MIN_LAG_NS = 5_000_000
 MIN_SHARE = 0.1
 _LAST_IN = 0.6
 CLOCK_ERRORS = 3
-# The highest accepted probability that a rank is last this often by chance: many jobs are judged each minute.
+# The maximum accepted probability that a rank is last this often by chance. It is low because many jobs are judged each
+# minute.
 _BY_CHANCE = 1e-6
 _SLOW_AS_THE_WORST = 0.5
 
@@ -28,8 +29,8 @@ class Late:
     """The lateness of ``ranks`` on a communicator. ``lag_ns``: the median lag of the worst rank. ``share``: the lost
     share of the time.
 
-    ``of``: the number of operations; ``compared``: of operations with a late rank and known lags of ``ranks``;
-    ``last_in``: of compared operations in which one of ``ranks`` was the last.
+    ``of`` counts all operations. ``compared`` counts the operations that have a late rank, and in which the lags of
+    ``ranks`` are known. ``last_in`` counts the compared operations in which one of ``ranks`` was the last.
     """
 
     arrivals: Arrivals

@@ -29,7 +29,9 @@ def merge_runs(found: Iterable[Facts], silent: Mapping[str, str] | None = None) 
 
 
 def _by_owner(found: Iterable[Facts]) -> Iterator[Facts]:
-    """Yields the facts; if another owner has more ranks, the name of the job gets the owner added."""
+    """Yields the facts. If another owner has more ranks in a job of the same name, the owner is added to the name of
+    the job.
+    """
     parts = list(found)
     ranks: dict[str, Counter[int]] = defaultdict(Counter)
     for facts in parts:
@@ -46,8 +48,9 @@ def _by_owner(found: Iterable[Facts]) -> Iterator[Facts]:
 def merge(found: Sequence[Facts], silent: Mapping[str, str] | None = None) -> Facts:
     """Returns the facts of one run, merged from one or more nodes. ``silent``: see ``merge_runs``.
 
-    If several processes claim a rank, the living process that shares communicators with more other ranks counts, then
-    the newest process; ``missing`` says so. Raises ValueError for facts of several runs or owners.
+    If several processes claim a rank, living processes take precedence, then the process that shares communicators with
+    more other ranks, then the newest process. ``missing`` names the conflict. Raises ValueError for facts of several
+    runs or owners.
     """
     first = found[0]
     if len({facts.owner for facts in found} - {None}) > 1:
@@ -120,8 +123,8 @@ def _ranks(ranks: Iterable[Rank]) -> tuple[tuple[Rank, ...], list[Missing]]:
 def _why(best: Rank, other: Rank, shared: Mapping[int, int]) -> str:
     if (best.exit is None) == (other.exit is None) and shared[id(best)] > shared[id(other)]:
         count = shared[id(best)]
-        return f"the second counts, as it shares communicators with {count} other rank{'s' if count > 1 else ''}"
-    return "the newer process counts" if _age(best) > _age(other) else "the process that lives counts"
+        return f"the second counts: it shares communicators with {count} other rank{'s' if count > 1 else ''}"
+    return "the newer process counts" if _age(best) > _age(other) else "the living process counts"
 
 
 def _comms(rank: Rank) -> set[str]:

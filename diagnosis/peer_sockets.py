@@ -1,4 +1,4 @@
-"""Finds the rank whose socket an error names, and so the rank that closed its connections first.
+"""Finds the rank whose socket an error names, and thereby the rank that closed its connections first.
 
 Forms of addresses in errors: gloo's "[127.0.0.1]:49552" (Address::str of gloo/transport/tcp/address.cc), NCCL's
 "10.0.0.1<49552>" (ncclSocketToString of src/misc/socket.cc), and c10d's "[localhost]:29500"
@@ -27,7 +27,8 @@ PEER_GONE = re.compile(
 )
 # Only these errors say that the other end has closed the connection; after a time-out it may just be late.
 _CLOSED = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|EPIPE|recvValue failed")
-# A text that was cut ends in an ellipsis: then digits of the port may be missing.
+# A port that is followed by a digit or an ellipsis does not match: where a text was cut, digits of the port may be
+# missing.
 _PORT = r"([0-9]{1,5})(?![0-9…])"
 _ADDRESS = re.compile(
     rf"\[([0-9A-Za-z.:]{{2,64}})\]:{_PORT}|([0-9A-Fa-f.:]{{3,64}})<{_PORT}>|([0-9]{{1,3}}(?:\.[0-9]{{1,3}}){{3}}):{_PORT}"
@@ -37,7 +38,7 @@ _MOST_ADDRESSES = 8
 # Texts of facts are cut to these lengths without an ellipsis.
 _CUT = frozenset((200, 300))
 _LOOPBACK = "loopback"
-# Address, the node if it is a loopback address, and port.
+# Address, name of the node (empty unless the address is a loopback address), and port.
 _Place = tuple[str, str, int]
 _Addresses = list[tuple[str, tuple[int, ...]]]
 
@@ -46,7 +47,7 @@ _Addresses = list[tuple[str, tuple[int, ...]]]
 class Named:
     """An error of ``rank`` says that a connection is closed, and names ``endpoint``, a socket of the rank ``owner``.
 
-    ``port``: its port, written as in the error.
+    ``port``: the port as the error writes it, perhaps with swapped bytes.
     """
 
     rank: int
@@ -103,8 +104,8 @@ def _named_by(rank: Rank, addresses: _Addresses, sockets: Mapping[_Place, Mappin
 
 
 def _sockets(ranks: Iterable[Rank], ports: Collection[int]) -> Mapping[_Place, Mapping[int, Endpoint]]:
-    """Returns the owners of each address with one of ``ports``, each with its socket: an open one, else a closed
-    one.
+    """Returns the owners of each address with one of ``ports``, and the socket of each owner. An open socket takes
+    precedence over a closed socket.
     """
     found: dict[_Place, dict[int, Endpoint]] = defaultdict(dict)
     for rank in ranks:

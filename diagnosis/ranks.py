@@ -20,7 +20,7 @@ _K = TypeVar("_K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A trainer of a job. ``box``: its pod or container; LOCAL_RANKs differ within a node and box.
+    """A trainer of a job. ``box``: its pod or container; LOCAL_RANKs must differ within a node and box.
 
     ``master``: MASTER_ADDR:MASTER_PORT. ``step``: the number of its last step; only steps with the same ``counted_by``
     are compared. None: unknown.
@@ -40,8 +40,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken rule. ``rule``: rank, local_rank, world_size, master, steps or launcher. ``ranks``: the ranks that break
-    it.
+    """A broken rule. ``rule``: ``rank``, ``local_rank``, ``world_size``, ``master``, ``steps`` or ``launcher``.
+    ``ranks``: the ranks that break it.
     """
 
     rule: str
@@ -65,13 +65,15 @@ class Worker:
 
 
 def companions(processes: Sequence[tuple[int | None, Collection[Hashable]]]) -> list[int]:
-    """Returns, for each process, the number of other ranks with which it shares a tie.
+    """Returns, for each process, the number of its companions: other ranks with which it shares a communicator, parent
+    or container.
 
-    ``processes``: the rank and the ties of each: its communicators, parent and container. If two processes claim a
-    rank, the process with more companions is the rank.
+    ``processes``: for each process its rank, and its ties, which are its communicators, parent and container. If two
+    processes claim a rank, the process with more companions is taken for the rank.
     """
     places = {rank: place for place, rank in enumerate(dict.fromkeys(rank for rank, _ in processes))}
-    # A set of ranks is a number with a bit for each: most ranks share a communicator with all others.
+    # A set of ranks is an int used as a bit mask. Python sets would be large, because most ranks share a communicator
+    # with all others.
     ranks: dict[Hashable, int] = defaultdict(int)
     for rank, ties in processes:
         if rank is not None:
@@ -114,7 +116,7 @@ def _ranks(members: Sequence[Placed], whole: bool) -> Iterator[Violation]:
         if len(own) > 1:
             yield Violation("rank", f"RANK {rank} occurs {len(own)} times: {_places(own)}", (rank,))
     if unknown := [m for m in members if m.rank is None]:
-        yield Violation("rank", f"no RANK is known of {_places(unknown)}")
+        yield Violation("rank", f"no RANK is known for {_places(unknown)}")
     if size is None:
         if by_rank:
             yield Violation("world_size", "no rank has a WORLD_SIZE")
@@ -153,7 +155,7 @@ def _steps(members: Sequence[Placed]) -> Iterator[Violation]:
         if max(by_step) - min(by_step) > 1:
             text = _groups(by_step, "step ")
             behind = [m for m in own if m.step is not None and m.step < max(by_step) - 1]
-            yield Violation("steps", f"steps are not in accord: {text}", _numbers(behind))
+            yield Violation("steps", f"steps differ by more than 1: {text}", _numbers(behind))
 
 
 def check_workers(members: Sequence[Placed], workers: Sequence[Worker]) -> list[Violation]:

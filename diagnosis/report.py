@@ -26,7 +26,8 @@ HEALTHY = "healthy"
 CANNOT_TELL = "cannot_tell"
 # Gaps of these kinds may hide a fault: they lower the confidence that the job is healthy.
 _WITNESSES = frozenset({"rank", "operations"})
-# With gaps of the first kinds a job is never called healthy, with gaps of the second kinds only if it advances.
+# A job with a gap of a kind in _UNREAD is never called healthy. A job with a gap of a kind in _UNREAD_AT_REST is called
+# healthy only if it advances.
 _UNREAD = frozenset({"node", "rule", "history", "pause"})
 _UNREAD_AT_REST = frozenset({"stacks", "condition"})
 QUIET_NS = 2_000_000_000

@@ -12,7 +12,7 @@ from probing.diagnosis.facts import Frame, Sample
 __all__ = ("Difference", "Growth", "Work", "difference", "growth", "work_of")
 
 _LEAST = 0.15
-"""The least part of the working time by which a frame must exceed the others."""
+"""The minimum difference, as a share of the working time, by which a frame must exceed its share on the other ranks."""
 _NEAR = 0.8
 _COLLECTIVES = "/distributed/distributed_c10d.py"
 _LOADER = "torch/utils/data/"
@@ -70,7 +70,7 @@ class Growth:
 def growth(past: Iterable[Sample], before: float, recent: Iterable[Sample], after: float) -> Growth | None:
     """Returns the innermost frame with most of the time by which steps grew from ``before`` to ``after``, ns.
 
-    None if no frame has half of it.
+    None if no frame has half of this time.
     """
     was, now = work_of(past).leaves, work_of(recent).leaves
     grown = {key: share * after - was.get(key, 0.0) * before for key, share in now.items()}

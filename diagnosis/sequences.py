@@ -1,4 +1,6 @@
-"""The collectives of each communicator, numbered equally on all its ranks, and how far each rank has come."""
+"""The collectives of each communicator, with sequence numbers that match across its ranks where known, and the progress
+of each rank.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Sequence:
 
     @cached_property
     def names(self) -> Mapping[int, int]:
-        """The members' ranks in the job, by their ranks in the communicator."""
+        """Maps the ranks of members in the communicator to their ranks in the job."""
         return {m.comm_rank: m.rank for m in self.communicator.members} if self.communicator else {}
 
     @cached_property
@@ -79,7 +81,7 @@ class Sequence:
 
 
 def world_of(facts: Facts) -> range:
-    """Returns the ranks of the job by its world size; empty if that is unknown or above MAX_RANKS."""
+    """Returns the ranks of the job according to its world size; empty if that size is unknown or above MAX_RANKS."""
     size = facts.world_size or 0
     return range(size if size <= MAX_RANKS else 0)
 

@@ -34,8 +34,8 @@ _OWN_CPUS = (
 )
 _WARM_PAGES = "Read the files once before the job, or free memory of the node: other files push them out of its cache."
 _WAITS_FOR_IO = "disk_io", "waits for I/O in"
-# The least reads from storage of a rank with cold pages, bytes a second; the second limit is for a rank that seems to
-# compute: with a fast disk, copying takes more time than waiting.
+# The minimum rate of reads from storage, bytes per second, of a rank with cold pages. The second limit is for a rank
+# that seems to compute: with a fast disk, copying takes more time than waiting.
 _COLD_PER_S, _MUCH_PER_S = 1 << 20, 100 << 20
 _COMPILES, _TIMES_COMPILING = 0.1, 3
 _IO = frozenset({"fsync", "flush", "load", "open", "read", "readinto", "readline", "save", "write"})
@@ -44,7 +44,7 @@ _IO = frozenset({"fsync", "flush", "load", "open", "read", "readinto", "readline
 @dataclass(frozen=True, slots=True)
 class SlowReason:
     """Why a rank is slow. ``activity``: a key of ACTIVITIES. ``why``: a clause that follows "rank 1 (node b, pid 4)".
-    ``sure``: 0 to 1.
+    ``sure``: the confidence in the reason, 0 to 1.
     """
 
     activity: str
@@ -84,7 +84,8 @@ def _contended(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
     own, usual = _share(rank, _run_delay_ns), _usual(peers, _run_delay_ns)
     if condition is None or own < max(_CONTENDED, 2 * usual):
         return None
-    # On a busy node a rank that computes for longer waits for longer; its CPU is not the reason.
+    # On a busy node, a rank that computes for longer also waits for a CPU for longer. Then the lack of a CPU is not the
+    # reason, so the ratio of waiting to computing is compared.
     ratios = [_delay_ratio(peer) for peer in peers if _rate(peer, _cpu_ns)]
     if _delay_ratio(rank) < _RATIO * median(ratios or [0.0]):
         return None
@@ -131,7 +132,8 @@ def _compiling(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
     usual = median([compiling_share(peer.samples) for peer in peers if peer.samples] or [own])
     if own < _LEAST or own < _TIMES_COMPILING * usual:
         return None
-    # A compiler spends its time in many frames, and the window of the samples may have begun before it.
+    # A small share may still be the reason, because the window of the samples may have begun before the compiler did.
+    # The compiler is rejected as the reason only if the share of another single frame differs by more.
     if own < _COMPILES:
         code = difference(rank.samples, [case.work(peer.rank) for peer in peers])
         if code is not None and code.share - code.others > own - usual:
@@ -170,7 +172,7 @@ def _slow_code(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
 
 
 def _workers_wait(case: Case, rank: Rank) -> str:
-    """Returns a clause about data-loader workers that wait for a CPU which they share; empty if none does."""
+    """Returns a clause about the first data-loader worker that waits for a CPU that it shares; empty if none does."""
     for helper in rank.helpers:
         condition = helper.condition
         if helper.role != "data_loader" or condition is None or not condition.interval_ns:
@@ -204,8 +206,8 @@ def _kind(rank: Rank, peers: Sequence[Rank], found: Difference) -> tuple[str, st
 
 
 def _uneven(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
-    """Returns the reason that the rank runs the same code for longer. It must have a condition, because a rank that
-    lacks CPU looks the same.
+    """Returns the reason that the rank runs the same code for longer. The rank must have a condition: without one, a
+    lack of CPU, which looks the same, cannot be ruled out.
     """
     if rank.condition is None or rank.condition.interval_ns is None:
         return None
@@ -225,8 +227,8 @@ def _uneven(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
 
 
 def _hardware(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
-    """Returns the reason that hardware of this rank works worse; hardware that its peers share explains no
-    difference.
+    """Returns the reason that hardware of this rank works worse. Symptoms that all its peers have, too, explain no
+    difference and are left out.
     """
     common = [{symptom.kind for symptom in case.symptoms_of_rank(peer.rank)} for peer in peers]
     shared = set.intersection(*common) if common else set()

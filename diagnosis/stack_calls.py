@@ -14,7 +14,8 @@ __all__ = ("StackCall", "native_wait", "python_wait")
 
 @dataclass(frozen=True, slots=True)
 class StackCall:
-    """A call in a stack. ``kind``: collective, p2p, device (waits for a GPU), store or init (waits for other ranks).
+    """A call in a stack. ``kind``: ``collective``, ``p2p``, ``device`` (waits for a GPU), ``store`` or ``init`` (waits
+    for other ranks).
 
     ``op``: a name as in comm.ops; None if unknown. ``default``: the call is on the default group.
     """
@@ -74,7 +75,7 @@ _DTYPE = re.compile(r"dtype=(?:torch\.)?(\w{1,16})")
 _DATA = ("tensor", "object_tensor", "input", "input_tensor", "tensors")
 _PEERS = ("dst", "src", "group_dst", "group_src")
 
-# The most specific kind comes first; of one kind the outermost frame counts.
+# The most specific kind comes first; within a kind, the outermost frame counts.
 _NATIVE = (
     # gloo/allreduce.h and its siblings, which wait in gloo::transport.
     re.compile(r"^(gloo::)(?:\(anonymous namespace\)::)?(\w+)\("),
@@ -82,7 +83,8 @@ _NATIVE = (
     re.compile(r"^(c10d::)(?:TCP|File|Hash|Prefix)?(Store::\w+)\("),
     re.compile(r"^()(cu(?:da)?(?:Stream|Event|Device|Ctx)Synchronize\w*|cudaMemcpy\w*|cudaFree\w*)"),
     re.compile(r"^(gloo::)(?:transport::\w+::)(?:\w+::)*(wait\w+)\("),
-    # DistributedDataParallel waits for its buckets in finalize_backward: compilers inline Future::wait into callers.
+    # DistributedDataParallel waits for its buckets in finalize_backward. That frame is listed, because compilers may
+    # inline Future::wait into it.
     re.compile(r"^(c10d::)(\w*Work::wait\w*|Reducer::finalize_backward)\("),
     # JAX waits for arrays that other threads compute.
     re.compile(r"^(jax::)(BlockUntilReady\w*|AwaitBuffersReady)\("),

@@ -1,11 +1,11 @@
 """Adds to findings after the rules: faulty hardware, known bugs, time-outs, advice, and commands to type.
 
-NCCL: a watchdog compares the age of each operation since its call with the time-out of its process group, and ends the
+NCCL: a watchdog compares the time since each operation was called with the time-out of its process group, and ends the
 process (WorkNCCL::checkTimeout of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). gloo: the wait for a peer fails
 (UnboundBuffer::waitRecv of gloo/transport/tcp/unbound_buffer.cc). The default time-outs are those of
 torch/distributed/constants.py since torch 2.2.
 
-Next steps in the vocabulary have ``--job J``, ``--rank R`` and ``PID`` for the job, the rank and the pid.
+Next steps in the vocabulary contain the placeholders ``--job J``, ``--rank R`` and ``PID``, which this module fills in.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ _BUGS = (
 
 
 def with_known_bugs(case: Case, finding: Finding) -> Finding:
-    """Returns a hang with known bugs as evidence that stacks may show: of its culprits, or without culprits of its
-    victims.
+    """Returns a hang with the known bugs that the stacks of its culprits may show as evidence. Without culprits, the
+    stacks of its victims are searched. Other findings are returned unchanged.
     """
     if finding.verdict.group != "hang":
         return finding
@@ -273,7 +273,7 @@ def _after_death(case: Case, finding: Finding) -> Advice:
 def _after_hang(case: Case, finding: Finding) -> Advice:
     culprits = finding.culprits
     kind = culprits[0].activity if culprits else ""
-    # A scheduler that suspends a job stops all its ranks.
+    # Some ranks still run, so it was not a scheduler that suspended the job: that would stop all ranks.
     if kind == "stopped" and finding.victims:
         return Advice(RESTART, "it does not go on until somebody continues it")
     if kind in _PASSES:
@@ -285,7 +285,7 @@ def _after_hang(case: Case, finding: Finding) -> Advice:
     if kind in _OUTSIDE:
         return Advice(RESTART, f"once {_OUTSIDE[kind]} answers")
     if finding.verdict.id == "no_completion":
-        return Advice(RESTART, "the network or a GPU holds it up; if it comes back, leave out half of the nodes")
+        return Advice(RESTART, "the network or a GPU holds it up; if it hangs again, leave out half of the nodes")
     return Advice(RESTART, "it does not go on by itself")
 
 
@@ -314,7 +314,9 @@ def filled_in(step: str, job: str, culprits: Sequence[Culprit], *, many_nodes: b
 
 
 def with_commands(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with next steps, its own or its verdict's, whose commands can be typed."""
+    """Returns ``finding`` with next steps whose commands can be typed. Without next steps of its own, those of its
+    verdict are used.
+    """
     steps = finding.next_steps or finding.verdict.next_steps
     filled = [filled_in(step, case.facts.job, finding.culprits, many_nodes=case.many_nodes) for step in steps]
     return replace(finding, next_steps=tuple(dict.fromkeys(filled)))

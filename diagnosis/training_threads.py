@@ -101,8 +101,8 @@ def _with_thread(rank: Rank, training: Mapping[int, Thread]) -> Rank:
 
 
 def _of_thread(condition: Condition, thread: Thread) -> Condition:
-    """Returns ``condition`` with values of ``thread`` in place of the main thread's; differences of two readings are
-    left out.
+    """Returns ``condition`` with the values of ``thread`` in place of the values of the main thread. Differences
+    between two readings are left out.
     """
     return replace(
         condition,

@@ -1,4 +1,4 @@
-"""Verdicts, which rules may give, and findings, which apply a verdict to a job."""
+"""A verdict is a conclusion that a rule can reach. A finding applies a verdict to a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ NOTE = "note"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A conclusion, as docs/verdicts.md describes it. ``group``: hang, slow, death, memory, numbers or hardware.
+    """A conclusion, as docs/verdicts.md describes it. ``group``: ``hang``, ``slow``, ``death``, ``memory``,
+    ``numbers``, ``hardware`` or ``general``.
 
     ``situations``: ids of ``vocabulary.SITUATIONS`` that it recognises.
     """
@@ -38,8 +39,8 @@ CANNOT_TELL = Verdict(
     "cannot_tell",
     "general",
     "The facts do not suffice",
-    "No rank of the job was seen; or nothing wrong was seen, and nodes, stored rows or, of a job at rest, stacks could"
-    " not be read; or ranks wait and the facts do not show for which ranks.",
+    "No rank of the job was seen; or nothing wrong was seen, but nodes, stored rows, or the stacks of a job at rest"
+    " could not be read; or ranks wait, and the facts do not show for which ranks.",
     "The known facts, and under `missing` the facts that could not be read.",
     "Low by nature.",
     "Nothing: it claims nothing.",
@@ -75,8 +76,8 @@ class StackOf:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Advice about the job. ``action``: restart, restart_without (``nodes``), do_not_restart (the same would happen
-    again) or wait. ``reason``: a clause to print.
+    """Advice about the job. ``action``: ``restart``, ``restart_without`` (``nodes`` are left out), ``do_not_restart``
+    (the same would happen again) or ``wait``. ``reason``: a clause to print.
     """
 
     action: str
@@ -96,8 +97,8 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a rule. ``sentence``: the first line to print. ``confidence``: 0 to 1. ``since_ns``: its begin on
-    the common clock. ``victims``: the ranks that wait for the culprits.
+    """The result of a rule. ``sentence``: the first line to print. ``confidence``: 0 to 1. ``since_ns``: the beginning
+    of the situation on the common clock. ``victims``: the ranks that wait for the culprits.
 
     ``about``: distinguishes this finding from others with its verdict, such as communicator and seq. Job, run, verdict,
     culprits and ``about`` identify a finding, so ``about`` must not change while the situation lasts. ``advice``: None

@@ -14,8 +14,8 @@ __all__ = ("GENERAL", "SITUATIONS", "Situation", "page", "verdicts")
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A situation. ``group``: hang, slow, hardware or before (the job starts). ``shown_by``: the command that shows it;
-    empty: a verdict shows it.
+    """A situation. ``group``: ``hang``, ``slow``, ``hardware`` or ``before`` (before the job starts). ``shown_by``: the
+    command that shows the situation; empty: a verdict shows it.
     """
 
     id: str
@@ -29,7 +29,7 @@ _PREFLIGHT = "comes with `probingctl preflight`"
 
 SITUATIONS: tuple[Situation, ...] = (
     Situation("branch", "hang", "Only some ranks take a branch that has a collective."),
-    Situation("uneven_data", "hang", "One rank has a batch less: it is behind the loop while the others are in it."),
+    Situation("uneven_data", "hang", "One rank has one batch fewer: it has left the loop, the others are in it."),
     Situation("swallowed_exception", "hang", "A rank catches an exception, continues, and so skips a collective."),
     Situation("dead_rank", "hang", "A rank died, and the others wait for it."),
     Situation("blocked_rank", "hang", "A rank is stopped, in uninterruptible I/O, or holds the GIL in C."),

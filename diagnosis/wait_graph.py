@@ -1,7 +1,8 @@
 """The wait-for graph: ranks wait for other ranks, through operations that the awaited ranks have not joined.
 
-Ranks and operations are its nodes: a rank leads to the operation in which it waits, and the operation to the ranks that
-it lacks. So the graph of ten thousand ranks in one operation has about as many edges, not a hundred million.
+The nodes of the graph are ranks and operations. Edges lead from a rank to the operation in which it waits, and from an
+operation to the ranks that have not joined it. So ten thousand ranks in one operation need about ten thousand edges,
+not a hundred million.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from probing.diagnosis.waits import Wait
 
 __all__ = ("Edge", "Pending", "WaitGraph")
 
-# Cycles are searched from this many ranks of a component; each rank of a component lies on a cycle.
+# Cycles are searched from at most this many ranks of a component. Any rank will do: each rank of a component lies on a
+# cycle.
 _MOST_STARTS = 32
 
 
@@ -33,8 +35,8 @@ class Edge:
 class Pending:
     """An operation in which ``waiters`` wait for ``awaited``, the ranks that have not joined it.
 
-    ``unknown``: the ranks that may not have joined it. ``unidentified``: the number of members of unknown ranks.
-    ``age_ns``: the time since its first call; None if unknown.
+    ``unknown``: the ranks for which it is unknown whether they have joined. ``unidentified``: the number of members
+    whose ranks are unknown. ``age_ns``: the time since the first call of the operation; None if unknown.
     """
 
     comm: str | None
@@ -48,7 +50,7 @@ class Pending:
 
     @property
     def doubtful(self) -> bool:
-        """Whether some members may or may not have joined."""
+        """Whether it is unknown for some members whether they have joined."""
         return bool(self.unknown or self.unidentified)
 
     def edge(self, waiter: int, awaited: int) -> Edge:
@@ -57,7 +59,9 @@ class Pending:
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """The wait-for graph. ``waits``: the ranks that have waited for long, each in one of ``operations``."""
+    """The wait-for graph. ``waits``: the wait of each waiting rank, by rank. Each of these ranks is a waiter of one of
+    ``operations``.
+    """
 
     waits: Mapping[int, Wait]
     operations: Sequence[Pending] = ()
@@ -116,7 +120,7 @@ class WaitGraph:
         return (self.pending[node],) if node in self.pending else ()
 
     def cycle(self, component: Iterable[int]) -> list[Edge]:
-        """Returns a cycle of edges within ``component``: the shortest through one of its lowest ranks."""
+        """Returns the shortest cycle of edges within ``component`` that leads through one of its lowest ranks."""
         inside = set(component)
         found: list[Edge] = []
         for start in sorted(inside)[:_MOST_STARTS]:

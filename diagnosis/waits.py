@@ -1,4 +1,4 @@
-"""Finds the operation in which a rank waits, by its recorded operations and its stack, and says how long waits must
+"""Finds the operation in which a rank waits, from its recorded operations and its stack, and says how long a wait must
 last to count.
 """
 
@@ -51,11 +51,12 @@ _JOIN_FILES = ("threading.py", "queue.py", "concurrent/futures/_base.py", "torch
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The operation in which a rank waits. ``seq``: None if only a stack shows it. ``peer``: the other rank of a send
-    or recv.
+    """The operation in which a rank waits. ``seq``: None if only a stack shows the wait. ``peer``: the other rank of a
+    send or recv.
 
-    ``witnesses``: probe, stack, ras, flight_recorder. ``firm``: False if the operation is in flight, but the rank is
-    perhaps not waiting for it. ``dtype``, ``count``: of the data, if known.
+    ``witnesses``: the sources that show the wait: ``probe``, ``stack``, ``ras`` or ``flight_recorder``. ``firm``: False
+    if the operation is in flight, but the rank is perhaps not waiting for it. ``dtype`` and ``count`` describe the
+    data; None if unknown.
     """
 
     comm: str | None
@@ -94,13 +95,15 @@ def halted(rank: Rank) -> bool:
 
 
 def main_thread(rank: Rank) -> Thread | None:
-    """Returns the thread that trains, which is the main thread unless another was seen to; None without its stack."""
+    """Returns the thread that trains: the main thread, unless another thread was seen to train. None if its stack is
+    unknown.
+    """
     return next((thread for thread in rank.threads if thread.main and thread.frames), None)
 
 
 def outside(rank: Rank, main: Thread) -> bool:
-    """Returns whether ``main``, whose stack has no call of a communication library, certainly waits in none, by native
-    frames or the system call."""
+    """Returns whether the native frames or the system call of ``main`` prove that it waits in no call of a
+    communication library. Its stack must show no such call."""
     if any(f.native for f in main.frames) and not main.native_missing:
         return True
     return rank.condition is not None and rank.condition.syscall not in (None, *_WAITING_SYSCALLS)
@@ -162,7 +165,8 @@ def _thread_call(thread: Thread, own: Sequence[Operation]) -> StackCall | None:
         return StackCall("store", INIT)
     if native.startswith(("ncclCommInit", "pncclCommInit", "ncclCommSplit", "pncclCommSplit")):
         return StackCall("init", INIT)
-    # Without an operation in flight it waits for its own kernels, or for a future of another kind.
+    # Without an operation in flight, the thread waits for its own kernels, or for a future of another kind, and not for
+    # other ranks.
     if native.startswith("cu"):
         return StackCall("device") if own else None
     if "Future" in native or native.startswith("jax::"):
@@ -172,15 +176,17 @@ def _thread_call(thread: Thread, own: Sequence[Operation]) -> StackCall | None:
 
 def _matched(rank: Rank, thread: Thread, call: StackCall, own: Sequence[Operation], facts: Facts) -> Wait:
     if call.kind in ("store", "init"):
-        # A rank that polls a store wakes up now and then.
+        # A rank that polls a store wakes up now and then, so the earliest known time counts.
         known = [t for t in (_since(rank, thread), thread.since_ns) if t is not None]
         return Wait(None, None, INIT, min(known, default=None), None, ("stack",))
     same = [o for o in own if o.op == call.op and call.comm in (None, o.comm)]
     if not same and call.op is not None:
-        # The name in Python may differ from the operation's, if it is coalesced; both have a peer or neither.
+        # If the operation is coalesced, its name may differ from the name in Python. But a send or receive never
+        # appears as a collective.
         same = [o for o in own if is_p2p(o.op) == (call.kind == "p2p") and o.async_op is not True]
     if same or (own and call.op is None):
-        # An asynchronous call returns at once, so its frame cannot be on the stack.
+        # An asynchronous call returns at once, so its frame cannot be on the stack. A synchronous operation is
+        # preferred.
         return _of(min(same, key=lambda o: o.async_op is True) if same else own[0], ("probe", "stack"))
     comm = _default_group(facts) if call.comm is None and call.default else call.comm
     return Wait(comm, None, call.op, _since(rank, thread), call.peer, ("stack",), True, call.dtype, call.count)
@@ -192,7 +198,8 @@ def _default_group(facts: Facts) -> str:
 
 
 def _since(rank: Rank, thread: Thread) -> int | None:
-    # A rank may leave a frame and return between two samples; a thread that sleeps has not left it.
+    # The samples are less certain: a rank may leave a frame and return between two samples. A thread that sleeps has
+    # not left its frame.
     asleep = rank.condition.asleep_since_ns if rank.condition is not None and thread.main else None
     return asleep if asleep is not None else thread.since_ns
 
@@ -205,9 +212,9 @@ def _contradicts(rank: Rank, main: Thread, oldest: Operation) -> bool:
 _CLOCKS_APART_NS = 60 * 10**9
 _NEVER_NS = 1 << 60
 MAX_PHASE_S = 3600.0
-"""The longest limit of a phase, s: a peer may send any."""
+"""The maximum limit of a phase, s. Longer limits are cut, because a peer may send any value."""
 STUCK_PATIENCE = 2
-"""How many times ``gate_ns`` a job must stand still until waits of unknown kind count, too."""
+"""Waits of unknown kind count once the job has stood still for this many times ``gate_ns``."""
 _S = 10**9
 
 
@@ -248,8 +255,9 @@ def last_seen_ns(rank: Rank) -> int | None:
 
 
 def quiet_ns(rank: Rank, now: int, watching_since_ns: int | None) -> int | None:
-    """Returns the least time since ``rank`` last began or ended an operation or step, ns; None if unknown. ``now`` and
-    ``watching_since_ns``: when the facts were read, and since when the daemon records, on the clock of its node.
+    """Returns a lower bound of the time since ``rank`` last began or ended an operation or step, ns; None if unknown.
+    ``now`` is when the facts were read, and ``watching_since_ns`` when the daemon began to record, both on the clock of
+    the rank's node.
     """
     seen = last_seen_ns(rank)
     if seen is not None:

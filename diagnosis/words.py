@@ -34,7 +34,7 @@ def ranks_wait(ranks: Iterable[int]) -> str:
 def exit_text(end: Exit, condition: Condition | None = None) -> str:
     """Returns how a process ended: "was killed by SIGKILL, out of memory (OOM)" or "exited with code 1".
 
-    ``condition``: has facts about its memory.
+    ``condition``: the condition of the process, with the facts about its memory.
     """
     limit = f", limit {size(condition.memory_limit_bytes)}" if condition and condition.memory_limit_bytes else ""
     if end.oom:

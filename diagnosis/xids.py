@@ -1,12 +1,13 @@
-"""The meaning of XIDs of NVIDIA's driver for a job, by the classes of DCGM's health watch.
+"""The meaning of XIDs of NVIDIA's driver for a job, according to the classes of DCGM's health watch.
 
 The sources are DcgmHealthWatch.cpp (classes and subsystems) and NVIDIA's "XID Errors" (meanings and remedies).
 
 XIDs 144 to 150 are errors of NVLink 5, with unit, severity, link and reason in the driver's text:
 
-``Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 01 (0x021425c6 0x00000000 ...)``: unit, severity, whether
-other GPUs are affected, whether a test injected it, the link (-1: no link), and words; the first two have the details.
-Source: NVIDIA's "Analyzing Xid Errors with the Xid Catalog", sheet "Xid 144-150 Decode"; drivers from R565 on.
+``Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 01 (0x021425c6 0x00000000 ...)``. The fields are unit,
+severity, whether other GPUs are affected, whether a test injected the error, the link (-1: no link), and hexadecimal
+words, of which the first two have the details. Source: NVIDIA's "Analyzing Xid Errors with the Xid Catalog", sheet "Xid
+144-150 Decode"; drivers from R565 on.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _HEAT_OF_PEER = 35
 _SIGNAL, _CABLES = frozenset((2, 4, 10)), frozenset((42, 43))
 _COMMAND = frozenset((15, 16, 17, 18, 22, 38))
 _HOST = 40
-# Status bits with which restarting the program is enough, by unit: bucket XID_154_EVAL.
+# By unit: the status bits for which a restart of the program is enough (bucket XID_154_EVAL of the catalog).
 _OF_PROGRAM = {"RLW_REMAP": 0x3F, "RLW_SRC_TRACK": 0x0C}
 _RESET_LINK = "Drain the node and reset the GPU: `nvidia-smi --gpu-reset`; have it examined if the error returns."
 
@@ -106,7 +107,7 @@ class NvlinkError:
             return _RESET_LINK
         if (self.status or 0) & _OF_PROGRAM.get(self.unit, 0):
             return "Restart the job, or do what XID 154 asks for; a link that went down just before explains it."
-        return "Nothing now; report it if it goes on."
+        return "Nothing now; report the error if it goes on."
 
 
 def nvlink_error(line: str) -> NvlinkError | None:
@@ -137,13 +138,13 @@ def nvlink_error(line: str) -> NvlinkError | None:
 
 
 def _lost_packets(info: int) -> bool:
-    # "Decode for action 2" of RLW_RXPIPE: for drivers from R575 on, and for earlier drivers.
+    # "Decode for action 2" of RLW_RXPIPE. The first test is for drivers from R575 on, the second for earlier drivers.
     return info & 0xFF == 0x86 or info & 0x7FF == 0x4C2
 
 
 def _reason_text(reason: int) -> str:
     if reason in _PEER:
-        return ": its other end went down" + (" by heat" if reason == _HEAT_OF_PEER else "")
+        return ": its other end went down" + (" because of heat" if reason == _HEAT_OF_PEER else "")
     if reason in _SIGNAL:
         return ": its signal is bad"
     if reason in _CABLES:
@@ -166,8 +167,8 @@ _POWER = "Examine the power supply and its cables, and the power limit: `nvidia-
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An XID. ``fails``: DCGM says that the GPU failed, else it warns. ``part``: memory, pcie, thermal, power, nvlink,
-    inforom, driver or program."""
+    """An XID. ``fails``: True if DCGM reports a failure of the GPU, False if it only warns. ``part``: ``memory``,
+    ``pcie``, ``thermal``, ``power``, ``nvlink``, ``inforom``, ``driver`` or ``program``."""
 
     text: str
     part: str

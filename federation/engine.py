@@ -1,4 +1,6 @@
-"""The version of the engine, DuckDB: a node sends states of aggregates only to an asker with the same version."""
+"""Finds the version of the query engine, DuckDB. A node sends states of aggregates only to a caller with the same
+version.
+"""
 
 from __future__ import annotations
 

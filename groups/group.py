@@ -2,7 +2,7 @@
 
 Each change of the record is a function of the record before it, so that a change can be tried again on a newer record.
 A generation is one start of all ranks. Ranks of a generation start only when no process of an older generation can be
-left: ``ending`` lasts until each worker in ``occupied`` has said so, or is fenced.
+left: the phase ``ending`` lasts until each worker in ``occupied`` has reported that, or is fenced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ("Action", "Attempt", "Group", "Order", "Phase", "created", "order_of"
 Phase = Literal["stopped", "ending", "running", "finished", "failed", "deleted"]
 Action = Literal["start", "stop", "restart", "delete"]
 _HOUR_NS = 3_600_000_000_000
-# The third restart after a hang within an hour would hardly help.
+# The maximum number of restarts after hangs within an hour: a third restart would hardly help.
 _HANG_RESTARTS = 2
 _MAX_ATTEMPTS, _MAX_REASON, _MAX_ATTEMPT_REASON, _MAX_GENERATION = 100, 300, 100, 1 << 53
 _ADDRESS = re.compile(r"[A-Za-z0-9.:_%-]{0,255}")
@@ -63,15 +63,17 @@ class Attempt:
     reason: str
 
 
-# Without slots: a node looks at the specification of each group twice a second, so it is read once for each record.
+# Has no slots, because cached_property needs ``__dict__``. The specification is cached because a node reads it twice
+# a second, and parses it only once for each record.
 @dataclass(frozen=True)
 class Group:
-    """The record of a group. ``spec``, ``signature``: the text and its signature, by ``key`` (hex).
+    """The record of a group. ``spec_text``: the specification, with its ``signature`` by ``key`` (hex).
 
-    ``occupied``: workers that may have processes of an older generation. ``fence_s``: the fence of the specification
-    by which these were started; 0: the present one's; None: it had none. ``excluded``: nodes that are left out.
-    ``address`` and ``port``: where the master of this generation listens. ``attempts``: restarts without an order, the
-    newest last. ``since_ns``: Unix time at which the phase began. ``reason``: why, for people.
+    ``occupied``: workers that may have processes of an older generation. ``fence_s``: the fence time in the
+    specification with which these processes were started; 0: the fence time of the present specification; None: no
+    fence. ``excluded``: nodes that are left out. ``address`` and ``port``: where the master of this generation listens.
+    ``attempts``: restarts without an order, the newest last. ``since_ns``: Unix time at which the phase began.
+    ``reason``: why the phase began, for people.
     """
 
     spec_text: str
@@ -111,7 +113,7 @@ class Group:
         if not group.is_signed():
             raise FormatError(f"the record of group {name} is not signed by its owner", hint="see docs/groups.md")
         if not group._is_ordered():
-            raise FormatError(f"group {name} is {group.phase} in the record without an order of its owner")
+            raise FormatError(f"the record says that group {name} is {group.phase}, but its owner has not ordered that")
         if not group._is_bounded():
             raise FormatError(f"the record of group {name} has a number, a name or a text out of bounds")
         return group
@@ -136,7 +138,7 @@ class Group:
             0 <= self.generation < _MAX_GENERATION
             and all(0 <= at_ns < 1 << 63 for at_ns in times)
             and all(0 <= attempt.generation <= self.generation for attempt in self.attempts)
-            # The port is not signed: another one would be a stranger's.
+            # The port is not signed, so it must be a port of the group: any other port may belong to another user.
             and (not self.port or spec.master_port <= self.port < min(spec.master_port + PORTS, 1 << 16))
             and bool(_ADDRESS.fullmatch(self.address))
             and len(self.attempts) <= _MAX_ATTEMPTS
@@ -159,7 +161,9 @@ class Group:
 
     @cached_property
     def voters(self) -> tuple[str, ...]:
-        """Nodes that agree on the record: the master's, and the first others by name, at most 7."""
+        """The nodes that vote on the record, at most 7: the master's node, and the first other nodes in alphabetical
+        order.
+        """
         spec = self.spec
         nodes = sorted(set(map(node_of, spec.workers)))
         first = spec.master if spec.master in nodes else node_of(spec.master)
@@ -167,7 +171,7 @@ class Group:
 
     @cached_property
     def nodes(self) -> frozenset[str]:
-        """Nodes that need the record: of its workers, and of workers that may have older processes."""
+        """The nodes that need the record: the nodes of its workers, and of workers that may have older processes."""
         return frozenset(map(node_of, (*self.spec.workers, *self.occupied)))
 
     def ranks(self) -> list[Worker]:
@@ -180,7 +184,9 @@ class Group:
 
     @property
     def fenced_s(self) -> float | None:
-        """The time without word after which workers in ``occupied`` have no processes, s; None: they may have some."""
+        """The time, in s, after which a worker in ``occupied`` that has lost contact has no processes. None: such a
+        worker may keep processes.
+        """
         own = self.spec.fence_s if self.spec.fenced else None
         return own if self.fence_s == 0.0 else self.fence_s
 
@@ -199,13 +205,13 @@ class Group:
             raise UsageError(f"group {old.name} was changed meanwhile", hint="run the command again")
         if self.phase in ("ending", "running"):
             raise UsageError(
-                f"group {old.name} is {self.phase}: its specification stays until it is stopped",
+                f"group {old.name} is {self.phase}: its specification cannot change until the group is stopped",
                 hint=f"probingctl group stop {old.name}",
             )
         phase = "stopped" if self.phase == "deleted" else self.phase
         occupied = tuple(sorted({*self.occupied, *self._may_run()}))
         same = replace(self, spec_text=other.spec_text, signature=other.signature, phase=phase, occupied=occupied)
-        # They may not fit the new specification.
+        # The old values may not fit the new specification.
         return replace(same, excluded=(), address="", port=0, fence_s=self.fenced_s if occupied else 0.0)
 
     def ordered(self, order: Order, now_ns: int) -> Group:
@@ -219,7 +225,8 @@ class Group:
             raise UsageError(f"group {spec.name} is deleted", hint=f"probingctl group create {spec.name}")
         if unknown := set(order.without).difference(map(node_of, spec.workers)):
             raise UsageError(
-                f"group {spec.name} has no node {escape(min(unknown), 80)}", hint="leave out its nodes only"
+                f"group {spec.name} has no node {escape(min(unknown), 80)}",
+                hint="only nodes of the group can be left out",
             )
         if order.action == "start" and self.phase in ("ending", "running"):
             raise UsageError(f"group {spec.name} is {self.phase}", hint=f"probingctl group status {spec.name}")
@@ -230,11 +237,13 @@ class Group:
         return replace(self._ended(phase, now_ns, f"{order.action} by {spec.owner}"), order=order)
 
     def stopped(self, now_ns: int, who: str) -> Group:
-        """Returns the record after ``who``, who is not the owner, stopped the group."""
+        """Returns the record after a stop by ``who``, who is not the owner."""
         return self._ended("stopped", now_ns, f"stop by {who}")
 
     def restarted(self, cause: str, reason: str, now_ns: int, without: Collection[str] = ()) -> Group | None:
-        """Returns the record after a restart by the group's policy; None if the limit of an hour is reached."""
+        """Returns the record after a restart by the group's policy. None if the group does not run, or if the policy
+        allows no further restart within the hour.
+        """
         if self.phase not in ("ending", "running") or not self.may_restart(cause, now_ns):
             return None
         excluded = tuple(sorted({*self.excluded, *without}))
@@ -244,13 +253,13 @@ class Group:
 
     def may_restart(self, cause: str, now_ns: int) -> bool:
         """Returns whether the group's policy allows a restart now; ``cause``: as in ``Attempt``."""
-        # An attempt far ahead is from a clock that was wrong.
+        # An attempt far in the future was made with a wrong clock, and does not count.
         recent = [attempt for attempt in self.attempts if abs(now_ns - attempt.at_ns) < _HOUR_NS]
         hangs = sum(attempt.cause == "hang" for attempt in recent)
         return len(recent) < self.spec.max_restarts and (cause != "hang" or hangs < _HANG_RESTARTS)
 
     def running(self, now_ns: int, *, address: str = "", port: int = 0) -> Group:
-        """Returns the record after no process of an older generation is left."""
+        """Returns the record with the phase ``running``. Call it once no process of an older generation is left."""
         address, port = address or self.address, port or self.port
         return replace(self, phase="running", occupied=(), fence_s=0.0, since_ns=now_ns, address=address, port=port)
 
@@ -275,7 +284,7 @@ class Group:
         return replace(self, phase=phase, generation=generation, occupied=occupied, since_ns=now_ns, reason=reason)
 
     def _may_run(self) -> set[str]:
-        """Returns the workers that may have processes of this generation; after its end, processes that ranks left."""
+        """Returns the workers that may have processes of this generation: ranks, or what ranks left behind."""
         ran = self.order is not None and self.order.version == self.spec.version
         return {rank.worker for rank in self.ranks()} if ran and self.phase in ("running", "finished") else set()
 

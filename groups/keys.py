@@ -1,6 +1,7 @@
 """Signatures of a group's owner: of the specification, and of each order to start, stop or restart the group.
 
-A launcher runs only what the user whom it runs as has signed, so no node can have it run anything else.
+A launcher runs only what was signed by its user's key, or by a key that its user trusts. So no node can make the
+launcher run anything else.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class OwnerKey:
         self.public = self._key.public_key().public_bytes_raw().hex()
 
     def sign(self, kind: str, text: bytes) -> str:
-        """Returns the signature in hex. ``kind``: the type of text, so that it is valid for no other type."""
+        """Returns the signature in hex. ``kind``: the type of text; the signature is valid for no other type."""
         return self._key.sign(_signed(kind, text)).hex()
 
     @classmethod
     def of_user(cls, directory: Path | None = None) -> OwnerKey:
         """Returns the key in ``directory``, which only the user may read; it is made if it is missing.
 
-        Raises ConfigError if it cannot be read or made, or others may read it.
+        Raises ConfigError if the key cannot be read or made, or if other users can read it.
         """
         path = (directory or key_directory()) / _PRIVATE
         try:
@@ -55,7 +56,7 @@ class OwnerKey:
         except OSError as e:
             raise ConfigError(f"the key {path} cannot be used: {e.strerror}", hint="set XDG_CONFIG_HOME") from None
         except ValueError:
-            raise ConfigError(f"{path} is no key", hint="remove it, and create the groups again") from None
+            raise ConfigError(f"{path} is not a key", hint="remove it, and create the groups again") from None
 
 
 def is_signed(kind: str, text: bytes, key: str, signature: str) -> bool:
@@ -94,7 +95,7 @@ def _secret(path: Path) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid != os.getuid():
-            raise ConfigError(f"others may read or write the key {path}", hint=f"chmod 600 {path}")
+            raise ConfigError(f"other users may read or write the key {path}", hint=f"chmod 600 {path}")
         return file.read(_KEY_BYTES + 1)
 
 

@@ -1,5 +1,5 @@
-"""Changes the value of a register by asking its voters twice: for promises, and to accept. ``register`` says why this
-is safe."""
+"""Changes the value of a register by two requests to its voters: to promise a ballot, and to accept a proposal.
+``register`` says why this is safe."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from probing.groups.register import Accepted, Ballot, Committed, Promise, Propos
 
 __all__ = ("Peers", "Proposer")
 
-_UNSURE = "the change may still be made: look at the record before you repeat it"
+_UNSURE = "the change may still be made: look at the record before you repeat the change"
 _MAX_REASON = 200
 
 _T = TypeVar("_T")
 
 
 class Peers(Protocol):
-    """Calls to the acceptors of one register, on this node and on others. A call that fails raises a ProbingError."""
+    """Calls to the acceptors of one register, on this and other nodes. A call that fails raises a ProbingError."""
 
     async def prepare(self, node: str, ballot: Ballot) -> Promise | Refusal: ...
     async def accept(self, node: str, proposal: Proposal) -> Accepted | Refusal: ...
@@ -31,9 +31,9 @@ class Peers(Protocol):
 class Proposer:
     """Changes the register from ``node``.
 
-    ``quorum_of`` returns the quorum of a value, also of the empty one. ``pause`` waits for a random time, which grows
-    with its argument: the number of attempts so far. All voters are asked at once, and have ``deadline_s`` to promise,
-    and again to accept. After an attempt that other proposers disturbed comes another, ``attempts`` in all.
+    ``quorum_of`` returns the quorum of a value, also of the empty value. ``pause`` waits for a random time, which grows
+    with its argument, the number of attempts so far. All voters are asked at once. They have ``deadline_s`` to promise,
+    and ``deadline_s`` to accept. An attempt that other proposers disturbed is repeated, up to ``attempts`` in all.
     """
 
     node: str
@@ -44,10 +44,10 @@ class Proposer:
     attempts: int = 10
 
     async def change(self, learned: Committed, update: Callable[[bytes], bytes | None]) -> Committed:
-        """Returns the committed value after a change. ``learned``: the newest one that this node has learned before.
+        """Returns the committed value after a change. ``learned``: the newest committed value that this node knows.
 
-        ``update`` returns the new value for the present one, which is committed; None leaves the present value. It is
-        called again for each newer value, so it must return None for a value that has its change already.
+        ``update`` gets the present value, which is committed, and returns the new value; None leaves the present value.
+        ``update`` is called again for each newer value, so it must return None for a value that already has the change.
 
         Raises PeerError if too few voters answer or all attempts were disturbed. Its hint says whether the change may
         still be made. Errors of ``update`` and ``quorum_of`` end the change.
@@ -70,7 +70,9 @@ class Proposer:
                 except _Refused as refused:
                     ballot = max(ballot, refused.promised)
                     await self.pause(attempt)
-            raise PeerError(f"{plural(self.attempts, 'attempt')} to change the record met changes by {ballot.node}")
+            raise PeerError(
+                f"{plural(self.attempts, 'attempt')} to change the record conflicted with changes by {ballot.node}"
+            )
         except PeerError as e:
             raise PeerError(e.message, hint=_UNSURE if proposed else e.hint) from None
 

@@ -8,21 +8,22 @@ quorum of its base have accepted it. From then on each value that is committed i
 1. A new value is made only from a value that is known to be committed; the voters of that value become the base. Any
    other newest proposal is proposed again first, with the same value and base. So each proposal has the voters of the
    last value that was committed before it, as its own voters or as its base.
-2. A proposer goes on once it has promises of a quorum of the voters and of the base of N, the newest proposal that the
-   promises show; of the voters only, if N is known to be committed. N must be older than the new ballot. Then nothing
-   between them is committed. Assume the contrary, and let C be the first proposal after N that is. The last value
-   committed before C is N or was committed before N. By 1, C and N share the voters of this value. A quorum of them
-   accepted C, and a quorum of them promised the new ballot, so one node did both. It accepted C first, because it
-   refuses C after the promise. So its promise shows C, which is newer than N: a contradiction.
+2. Let N be the newest proposal that the promises show. A proposer continues once a quorum of N's voters and a quorum of
+   N's base have promised; if N is known to be committed, a quorum of N's voters is enough. N must be older than the new
+   ballot. Then no proposal between N and the new ballot is committed. Assume the contrary, and let C be the first such
+   proposal. The last value committed before C is N or was committed before N. By 1, C and N share the voters of this
+   value. A quorum of them accepted C, and a quorum of them promised the new ballot, so one node did both. It accepted C
+   first, because it refuses C after the promise. So its promise shows C, which is newer than N: a contradiction.
 3. Therefore it does not matter how old the value is that gives a proposer its first voters.
 4. A ballot has at most one proposal, even if a node forgets which ballots it has used. By 2, two attempts with the same
    ballot need promises of two quorums of the same voters, and an acceptor promises a ballot only once.
-5. A value that is known to be committed is read without a second request. If a newer one had been committed before, a
-   quorum of the same voters would have promised a higher ballot to its attempt, and would refuse this one.
+5. A value that is known to be committed is read without a second request. If a newer value had been committed before, a
+   quorum of the same voters would have promised a higher ballot to the attempt that made it, and would refuse this
+   ballot.
 
 The caller must do the rest. It writes a state to disk before it sends the answer. It counts an answer only for the call
 that is answered. It never deletes a state or replaces it by an older one, even on a node that is no longer a voter: a
-node that lost its state may not vote under the same name. All proposers have the same voters for the empty value.
+node that lost its state must not vote under the same name. All proposers have the same voters for the empty value.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ ZERO = Ballot(0, "")
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """More than half of the votes of ``voters``. Each has one vote; if their number is even, the first has two.
+    """More than half of the votes of ``voters``. Each voter has one vote; if the number of voters is even, the first
+    voter has two.
 
     Raises UsageError unless ``voters`` are 1 to 7 different names.
     """
@@ -98,7 +100,7 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A committed value. One with a higher ballot replaces one with a lower ballot. Empty: no value was committed."""
+    """A committed value. It replaces a committed value with a lower ballot. Empty: no value was committed."""
 
     ballot: Ballot = ZERO
     value: bytes = b""
@@ -155,7 +157,8 @@ class Acceptor:
     """The state of the register on one node. ``committed``: the newest committed value that the node has learned.
 
     Each method returns the state after a request, and the answer: write the state to disk before you send the answer.
-    A state that is the same object needs no writing. A request that is out of bounds raises UsageError.
+    If the state is the same object as before, it need not be written. A request that is out of bounds raises
+    UsageError.
     """
 
     promised: Ballot = ZERO
@@ -177,7 +180,7 @@ class Acceptor:
         return replace(self, promised=proposal.ballot, accepted=proposal), Accepted(proposal.ballot)
 
     def learn(self, committed: Committed) -> Acceptor:
-        """Returns the state after the news of a committed value."""
+        """Returns the state after the node has learned of a committed value."""
         committed.check()
         return replace(self, committed=committed) if committed.ballot > self.committed.ballot else self
 

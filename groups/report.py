@@ -18,18 +18,19 @@ WorkerState = Literal["idle", "waiting", "starting", "running", "ending", "ended
 MAX_ROWS = 4096
 _MAX_BYTES = 1 << 20
 _MAX_REASON, _MAX_LOG = 500, 1024
-# Columns of cluster.workers have no larger numbers.
+# Limits on numbers: the columns of cluster.workers cannot hold larger numbers.
 _MAX_32, _MAX_64 = 1 << 31, 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """The state of ``worker`` in ``group``. ``generation``: that of its process, or the generation that it waits for.
+    """The state of ``worker`` in ``group``. ``generation``: the generation of its process, or the
+    generation that the worker waits for.
 
     ``seen``: the newest generation of the group that the launcher knows; ``clear``: no process of an older generation
-    is left at this launcher. ``exit_code`` and ``signal`` of a process that ended; both None if they are not known.
-    ``since_ns``: Unix time at which the state began. ``restarts``: starts without the owner's order within an hour.
-    ``left``: processes of a rank whose first process has ended.
+    is left at this launcher. ``exit_code`` and ``signal``: how the process ended; both None if that is not known.
+    ``since_ns``: Unix time at which the state began. ``restarts``: the number of starts without an order of the owner
+    within an hour. ``left``: the number of processes that are left of a rank whose first process has ended.
     """
 
     worker: str
@@ -51,7 +52,7 @@ class WorkerRow:
 
     @property
     def failed(self) -> bool:
-        """Whether the rank ended otherwise than by exit status 0."""
+        """Whether the rank was refused or fenced, or has ended without exit status 0."""
         return self.state in ("refused", "fenced") or (self.state == "ended" and self.exit_code != 0)
 
 
@@ -88,5 +89,5 @@ def _is_bounded(row: WorkerRow) -> bool:
 
 
 def _path(log: str) -> str:
-    """Returns the path of a log file; empty if it is no text of a table."""
+    """Returns the path of a log file; empty if it is too long for a table, or not Unicode."""
     return log if len(log) <= _MAX_LOG and encoded(log).decode() == log else ""

@@ -37,11 +37,11 @@ Restart = Literal["never", "on_failure", "always"]
 OnHang = Literal["report", "restart", "restart_without_node"]
 MAX_SPEC = 192 << 10
 MAX_WORKERS = 16_384
-# Groups of a node, and of a launcher: each remembers also the deleted ones.
+# The maximum number of groups of a node, and of a launcher. Both also remember deleted groups, which count.
 MAX_GROUPS = 1024
-# The ports, from the specification's on, of which a group uses the first that is free.
+# The number of ports that a group tries, from the port in the specification upwards; it uses the first free port.
 PORTS = 64
-# Texts in bytes. The kernel gives a program no text of more than 128 KiB.
+# Limits of texts, in bytes: the kernel passes no argument or variable of more than 128 KiB to a program.
 _MAX_WORDS, _MAX_WORD, _MAX_VARIABLES, _MAX_TEXT = 1024, 64 << 10, 256, 128 << 10
 MAX_S = 3600.0
 _MAX_RESTARTS, _MAX_VERSION, _MAX_UID, _MAX_LOG = 100, 1 << 53, 1 << 32, 1 << 40
@@ -73,21 +73,22 @@ GIVEN = frozenset(
         "WORLD_SIZE",
     )
 )
-"""The variables that a launcher sets, so that a specification cannot."""
+"""The variables that a launcher sets; a specification must not set them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """What a group runs.
 
-    ``id``: random, from the creation on, so that two groups of one name are never taken for one. ``version``: 1 more
-    with each change. ``owner`` and ``uid``: the user who signed it, on the node ``signed_on``.
-    ``workers``: names ``NODE-N``. ``master``: a worker, or the node of a worker. ``world_size`` None: the number of
-    workers. ``max_restarts``: restarts without an order of the owner in an hour. ``min_nodes`` above 0: the group is
-    started again without a node that failed, while so many nodes are left. ``grace_s``: time between SIGTERM and
-    SIGKILL. ``fence_s``: a launcher without word from a majority of the group's nodes ends its ranks after this time,
-    if the group may be started without its node. ``save``: a command that runs on each node before such a restart, or
-    the single word SIGUSR1, for at most ``save_s``. ``log_bytes``: the size at which the log of a rank is rotated.
+    ``id``: a random text, chosen when the group is created, so that two groups of the same name are never confused.
+    ``version``: grows by 1 with each change. ``owner`` and ``uid``: the user who signed the specification, on the node
+    ``signed_on``. ``workers``: names ``NODE-N``. ``master``: a worker, or the node of a worker. ``world_size`` None:
+    the number of workers. ``max_restarts``: the maximum number of restarts within an hour without an order of the
+    owner. ``min_nodes`` above 0: the group is started again without a node that failed, if at least this number of
+    nodes is left. ``grace_s``: time between SIGTERM and SIGKILL. ``fence_s``: a launcher without word from a majority
+    of the group's nodes ends its ranks after this time, if the group may be started without its node. ``save``: a
+    command that runs on each node before a restart without an order, for at most ``save_s``; the single word SIGUSR1
+    means that the ranks get this signal. ``log_bytes``: the size at which the log of a rank is rotated.
     """
 
     name: str
@@ -136,7 +137,7 @@ class Spec:
 
 
 def checked(spec: Spec) -> Spec:
-    """Returns ``spec``. Raises UsageError, whose sentence names the rule, if a launcher could not start it."""
+    """Returns ``spec``. Raises UsageError, which names the broken rule, if a launcher could not start ``spec``."""
     for problem, hint in (
         *_names(spec),
         *_command(spec),
@@ -152,8 +153,9 @@ def table(spec: Spec, excluded: Collection[str] = (), *, address: str = "", port
     """Returns the workers that run, in the order of their ranks.
 
     The master's node comes first, the other nodes in alphabetical order, the workers of a node by number. ``excluded``:
-    nodes that are left out; if the master's is among them, the first other node takes its place. ``address`` and
-    ``port`` of the master; empty and 0: the master's node and the port of the specification. Raises UsageError.
+    nodes that are left out; if the master's node is among them, the first other node takes its place. ``address`` and
+    ``port``: where the master listens; empty and 0: the master's node and the port of the specification. Raises
+    UsageError.
     """
     left = [worker for worker in spec.workers if node_of(worker) not in excluded]
     if not left:
@@ -178,7 +180,8 @@ def table(spec: Spec, excluded: Collection[str] = (), *, address: str = "", port
 
 
 def environment(spec: Spec, ranks: Sequence[Worker], worker: Worker, generation: int, restarts: int) -> dict[str, str]:
-    """Returns the variables that the launcher sets for ``worker``, one of ``ranks``, in addition to its own.
+    """Returns the variables that ``worker``, one of ``ranks``, gets in addition to the variables of the launcher
+    itself.
 
     These are the variables of torchrun (torch/distributed/elastic/agent/server/local_elastic_agent.py), NODE_RANK and
     BACKEND. The daemon takes the job from TORCHELASTIC_RUN_ID. ``restarts``: restarts since the owner's last order.
@@ -204,7 +207,7 @@ def environment(spec: Spec, ranks: Sequence[Worker], worker: Worker, generation:
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_RUN_ID": spec.name,
-        # The ranks' store is that of rank 0; the launcher may have been started by a torchrun, which has another.
+        # The ranks use the store of rank 0. The launcher may have been started by a torchrun, which has another store.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "WORLD_SIZE": str(worker.world_size),
     }
@@ -227,11 +230,11 @@ _Problem = tuple[str, str]
 def _names(spec: Spec) -> list[_Problem]:
     problems: list[_Problem] = []
     if not NAME.fullmatch(spec.name):
-        problems.append(("this is no name", "a name has letters, digits, ., _ and -, at most 63"))
+        problems.append(("this is not a valid name", "a name has letters, digits, ., _ and -, at most 63"))
     if not 0 < len(spec.workers) <= MAX_WORKERS:
         problems.append((f"it has {plural(len(spec.workers), 'worker')}", f"give 1 to {MAX_WORKERS:,} workers"))
     if wrong := [worker for worker in spec.workers if not is_worker(worker)]:
-        problems.append((f"{escape(wrong[0], 80)} is no worker", "workers are named NODE-N, as in gn6-0"))
+        problems.append((f"{escape(wrong[0], 80)} is not a worker", "workers are named NODE-N, as in gn6-0"))
     worker, number = Counter(spec.workers).most_common(1)[0] if spec.workers else ("", 1)
     if number > 1:
         problems.append((f"worker {escape(worker, 80)} occurs twice", "name each worker once"))
@@ -256,7 +259,7 @@ def _command(spec: Spec) -> list[_Problem]:
     if spec.save and not spec.save[0]:
         problems.append(("its command before a restart is empty", "give --save COMMAND, or SIGUSR1"))
     if spec.cwd and (not spec.cwd.startswith("/") or len(spec.cwd) > 4096 or _text_problem(spec.cwd)):
-        problems.append(("its directory is no absolute path", "give --cwd /PATH"))
+        problems.append(("its directory is not an absolute path", "give --cwd /PATH"))
     return problems
 
 
@@ -268,7 +271,12 @@ def _environment(env: Mapping[str, str]) -> list[_Problem]:
         problems.append(("its environment is too large", most))
     for name, value in env.items():
         if not _VARIABLE.fullmatch(name):
-            problems.append((f"{escape(name, 80)!r} is no name of a variable", "letters, digits and _, no digit first"))
+            problems.append(
+                (
+                    f"{escape(name, 80)!r} is not a valid variable name",
+                    "use letters, digits and _, and do not begin with a digit",
+                )
+            )
         elif name in GIVEN:
             problems.append((f"{name} is set by the launcher", "leave it out of --env"))
         elif problem := _text_problem(value):
@@ -289,18 +297,20 @@ def _numbers(spec: Spec) -> list[_Problem]:
     if spec.world_size is not None and not 1 <= spec.world_size <= len(spec.workers):
         problems.append(
             (
-                f"a world size of {spec.world_size} with {plural(len(spec.workers), 'worker')}",
+                f"it has a world size of {spec.world_size} with {plural(len(spec.workers), 'worker')}",
                 "add workers, or give a smaller --world-size",
             )
         )
     if not 1 <= spec.master_port <= 65_535:
-        problems.append((f"{spec.master_port} is no port", "give a --master-port from 1 to 65535"))
+        problems.append((f"{spec.master_port} is not a port", "give a --master-port from 1 to 65535"))
     if not NAME.fullmatch(spec.backend):
         problems.append(("its backend has no valid name", "give --backend nccl or gloo"))
     if not 0 <= spec.max_restarts <= _MAX_RESTARTS:
-        problems.append((f"{spec.max_restarts} restarts an hour", f"give 0 to {_MAX_RESTARTS}"))
+        problems.append((f"it allows {spec.max_restarts} restarts an hour", f"give 0 to {_MAX_RESTARTS}"))
     if not 0 <= spec.min_nodes <= nodes:
-        problems.append((f"at least {spec.min_nodes} of {plural(nodes, 'node')}", "give fewer by --nnodes MIN:MAX"))
+        problems.append(
+            (f"it needs at least {spec.min_nodes} of {plural(nodes, 'node')}", "give fewer by --nnodes MIN:MAX")
+        )
     for name, value in (("grace", spec.grace_s), ("fence", spec.fence_s), ("save", spec.save_s)):
         if not (math.isfinite(value) and 0 < value <= MAX_S):
             problems.append((f"its {name} time is {value} s", f"give up to {MAX_S:g} s"))

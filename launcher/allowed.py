@@ -1,4 +1,4 @@
-"""Which records and commands a launcher obeys."""
+"""Rules that say which records and commands a launcher obeys."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Whom a launcher obeys: the user ``uid``, by signatures of ``keys``.
+    """The records and commands that a launcher obeys: records of the user ``uid`` that one of ``keys`` has signed.
 
-    ``allow``: patterns of commands. A command matches if the pattern, in which ``*``, ``?`` and ``[...]`` have the
-    meaning of ``fnmatch.fnmatchcase``, matches all of its words as ``shlex.join`` writes them: a word with a blank or
-    another special character is in single quotes. Without patterns only commands that were typed on this node run.
+    ``allow``: patterns of commands for ``fnmatch.fnmatchcase``, with ``*``, ``?`` and ``[...]``. A pattern must match
+    the whole command as ``shlex.join`` writes it: a word with a blank or another special character is in single quotes.
+    Without patterns, a command runs only if it was typed on this node.
     """
 
     keys: frozenset[str]
@@ -32,7 +32,7 @@ class Rules:
 
 
 def command_problem(spec: Spec, node: str, allow: Sequence[str]) -> str:
-    """Returns why a launcher on ``node`` may not run the commands of ``spec``; empty if it may."""
+    """Returns why a launcher on ``node`` refuses to run the commands of ``spec``; empty if it runs them."""
     if not allow:
         if spec.signed_on == node:
             return ""

@@ -1,9 +1,10 @@
 """Finds all processes of each generation of each group on this machine.
 
 A process belongs to a generation if its environment says so (PROBING_GROUP, PROBING_WORKER), if it is in the session of
-a rank or descends from one, or if it was found so before. A process that left all of these by clearing its environment
-becomes a child of the launcher, because the launcher is a subreaper; it belongs to the group that runs here, if only
-one does.
+a rank or descends from a rank, or if an earlier call of ``look`` found that it belongs to the generation. A process
+that none of these rules finds, for example because it cleared its environment, becomes a child of the launcher when its
+parent ends, because the launcher is a subreaper. Such a process counts as a process of the group that runs here, if
+only one group runs here.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ class Member(NamedTuple):
 
 
 def set_subreaper(wanted: bool) -> bool:
-    """Has orphans of this process's descendants become its children, or not; returns whether the kernel lets it."""
+    """Sets whether orphaned descendants of this process become its children. Returns whether the kernel allows it."""
     return int(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)) == 0
 
 
 class Census:
-    """Which processes of ``node`` belong to which generation; remembers what it found before.
+    """Finds which processes of ``node`` belong to which generation, and remembers what it found.
 
-    On one machine there may be several nodes, each with a launcher: the worker (PROBING_WORKER) tells them apart.
-    ``unmarked``: the generations of processes whose environment does not say it, by pid and start.
+    On one machine there may be several nodes, each with a launcher: PROBING_WORKER says to which node a process
+    belongs. ``unmarked``: the generations of processes whose environment does not name them, by pid and start.
     """
 
     def __init__(self, node: str, found: Mapping[tuple[int, int], Owner]) -> None:
-        """``found``: the ``unmarked`` of the launcher before."""
+        """``found``: the value of ``unmarked`` in the previous launcher."""
         self._node = node
         self._owners = dict(found)
         self.unmarked = dict(found)
@@ -67,7 +68,7 @@ class Census:
         self._children_seen: set[int] = set()
 
     def look(self, leaders: Iterable[Leader]) -> dict[Owner, list[Member]]:
-        """Returns the living processes of each generation. ``leaders``: of ranks that run, or have run.
+        """Returns the living processes of each generation. ``leaders``: the leaders of ranks that run, or have run.
 
         Raises OSError if the processes cannot be read.
         """
@@ -124,7 +125,9 @@ class Census:
 
 
 def _inherit(pid: int, alive: Mapping[int, Stat], owners: dict[int, Owner], sessions: Mapping[int, Owner]) -> None:
-    """Gives ``pid``, and its ancestors without an owner, the owner of the nearest ancestor or session that has one."""
+    """Finds the owner of the process ``pid``, or else of its nearest ancestor with an owner. The owner of a process's
+    session counts as the owner of the process. Gives this owner to ``pid`` and the processes in between.
+    """
     line = []
     owner = None
     while pid in alive and owner is None and pid not in line:
@@ -137,7 +140,7 @@ def _inherit(pid: int, alive: Mapping[int, Stat], owners: dict[int, Owner], sess
 
 
 def _children() -> set[int]:
-    # A kernel without CONFIG_PROC_CHILDREN lacks the file: then orphans are seen with the next ``look``.
+    # A kernel without CONFIG_PROC_CHILDREN lacks these files. Orphans are then seen by the next call of ``look``.
     found: set[int] = set()
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):

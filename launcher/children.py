@@ -23,7 +23,9 @@ _MAX_REAPED = 4096
 
 @dataclass(slots=True)
 class Child:
-    """A rank that runs. ``report``: the descriptor from which comes why it cannot run its command; -1: it runs."""
+    """A rank that runs. ``report``: a descriptor that yields the reason if the rank cannot run its command; -1: the
+    command runs, or the reason was read.
+    """
 
     run: Run
     handle: Handle
@@ -33,7 +35,7 @@ class Child:
 
 
 class Children:
-    """The ranks that run, of all groups."""
+    """The running ranks of all groups."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -49,7 +51,7 @@ class Children:
         return child if child is not None and child.run is run else None
 
     def close(self) -> None:
-        """Forgets the children, which run on."""
+        """Forgets the children, which keep running."""
         for child in self:
             child.handle.close()
             if child.report >= 0:
@@ -61,7 +63,7 @@ class Children:
         return [fd for child in self for fd in (child.handle.fileno(), child.report) if fd >= 0]
 
     def spawn(self, run: Run, plan: Plan) -> None:
-        """Starts the process of ``run``, which waits for ``release``. A failure is the end of the run."""
+        """Starts the process of ``run``, which waits for ``release``. A failure ends the run."""
         try:
             started = spawn(plan)
         except (OSError, ValueError) as e:
@@ -72,7 +74,7 @@ class Children:
         self._children[run.pid] = Child(run, started.handle, started.report, started=started)
 
     def release(self, run: Run, problem: str = "") -> None:
-        """Lets a spawned process run its command; or ends it, if there is a ``problem``."""
+        """Lets a spawned process run its command, or ends the process if there is a ``problem``."""
         child = self.of(run)
         if child is not None and child.started is not None:
             if problem:
@@ -83,7 +85,7 @@ class Children:
             child.started = None
 
     def adopt(self, run: Run) -> None:
-        """Finds the process of a run of an earlier launcher again; if it is not there, the run has ended."""
+        """Finds the process of a run that an earlier launcher started; if the process is gone, the run has ended."""
         if run.ended_ns:
             return
         handle = Handle.open(run.pid, run.start_ns) if run.pid and run.boot_id == self._clock.boot_id else None
@@ -94,11 +96,11 @@ class Children:
             self._children[run.pid] = Child(run, handle)
 
     def poll(self) -> bool:
-        """Records what became of children and reaps them; returns whether a run has changed."""
+        """Reads the reports of children, reaps ended children and records their ends. Returns whether a run changed."""
         changed = False
         for child in self:
             changed |= child.report >= 0 and self._read(child)
-        # Until no status is left: the pid of a process that was reaped may be that of the next one that is started.
+        # Repeated until no status is left: the next process that is started may get the pid of a reaped process.
         while True:
             self._reap()
             ended = [child for child in self if child.run.pid in self._statuses or child.handle.ended()]
@@ -119,7 +121,7 @@ class Children:
         return True
 
     def _finish(self, child: Child) -> None:
-        # It may have ended after ``poll`` reaped.
+        # The process may have ended after ``poll`` reaped.
         self._reap()
         status = self._statuses.pop(child.run.pid, None)
         if child.report >= 0:
@@ -148,7 +150,7 @@ class Children:
         run.reason = f"{run.reason}; {reason}" if run.reason else reason
 
     def _reap(self) -> None:
-        """Reaps all children that have ended: of ranks, and orphans that became children of this process."""
+        """Reaps all children that have ended: processes of ranks, and orphans that became children of this process."""
         for _ in range(_MAX_REAPED):
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,6 +1,6 @@
-"""What a launcher does about a record: whether it takes the record, and whether it may start the record's generation.
+"""Decides whether a launcher accepts a record, and whether it may start the record's generation.
 
-Pure: the facts are arguments.
+The functions are pure: all facts are arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from probing.launcher.state import History
 __all__ = ("Facts", "Verdict", "ended_below", "fence_times", "recent_restarts", "record_problem", "start_verdict")
 
 _SECOND_NS = 1_000_000_000
-# An hour, less the time that a record may take to this launcher: the cluster counts from when it was made.
+# An hour, minus the time that a record may need to reach this launcher: the cluster counts the hour from the time when
+# the record was made.
 _HOUR_NS = 3_540_000_000_000
 _ORDER: dict[Phase, int] = {"ending": 0, "running": 1, "finished": 2}
 _LAST = 3
@@ -25,9 +26,9 @@ _LAST = 3
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the launcher knows at one moment. ``boot_ns``: ns since boot. ``ranks``: ranks of the generation that run
-    here. ``older``: pids of processes of older generations. ``problem``: why nothing may be started; ``unknown``: why
-    the processes are not known; or empty.
+    """What the launcher knows at one moment. ``boot_ns``: ns since boot. ``ranks``: the number of this
+    launcher's ranks in the generation. ``older``: pids of processes of older generations. ``problem``: why nothing can
+    be started, or empty. ``unknown``: why the processes are not known, or empty.
     """
 
     node: str
@@ -48,7 +49,9 @@ class Verdict:
 
 
 def record_problem(group: Group, history: History | None, rules: Rules) -> str:
-    """Returns why a record is refused; empty if it is taken. ``history``: of the group of this name, None: none."""
+    """Returns why a record is refused; empty if it is accepted. ``history``: what the launcher remembers of the
+    group of this name; None if it remembers nothing.
+    """
     spec = group.spec
     name = spec.name
     if group.key not in rules.keys:
@@ -73,14 +76,14 @@ def record_problem(group: Group, history: History | None, rules: Rules) -> str:
     same = (group.generation, spec.version) == (history.generation, history.version)
     if same and _ORDER.get(group.phase, _LAST) < _ORDER.get(history.phase, _LAST):
         return (
-            f"an older record of group {name}: generation {group.generation} is {group.phase} in it, "
-            f"and {history.phase} was seen"
+            f"an older record of group {name}: generation {group.generation} is {group.phase} in this record, "
+            f"and was {history.phase} in a newer record"
         )
     return ""
 
 
 def start_verdict(group: Group, history: History, rules: Rules, facts: Facts) -> Verdict:
-    """Returns whether the generation of ``group``, whose record was taken, may be started here now."""
+    """Returns whether the generation in ``group``, which must be an accepted record, may be started here now."""
     if group.phase == "ending":
         return Verdict("waiting", "processes of the older generation end first, on all nodes")
     if group.phase != "running":
@@ -110,14 +113,15 @@ def fence_times(spec: Spec, end_ns: int) -> tuple[int, int]:
 
 
 def ended_below(generation: int, phase: Phase) -> int:
-    """Returns the generation below which all processes are ended, if a record has ``generation`` and ``phase``."""
+    """Returns the generation below which all processes must end under a record with ``generation`` and ``phase``."""
     return generation + (phase not in ("ending", "running", "finished"))
 
 
 def recent_restarts(history: History, boot_id: str, boot_ns: int) -> int:
-    """Returns the number of starts without an order within the last hour.
+    """Returns the number of starts within the last hour that the owner did not order.
 
-    How long ago an earlier boot was is unknown, because the clock may have been set: it counts as this one's begin.
+    A start in an earlier boot counts as a start at the beginning of this boot: its age is unknown, because the clock
+    may have been set since then.
     """
     stamps = [boot_ns - (at_ns if boot == boot_id else 0) for boot, at_ns in history.restarts]
     return sum(age_ns < _HOUR_NS for age_ns in stamps)
@@ -149,7 +153,8 @@ def _lease_holds(spec: Spec, history: History, facts: Facts) -> bool:
     lease = history.lease
     if lease is None or lease[0] != facts.boot_id or lease[2] != history.generation:
         return False
-    # Ranks that start later would have to be ended at once, and the launcher ends those of a lease only once.
+    # Ranks that start after SIGTERM is due would have to be ended at once, but the launcher ends the ranks of a lease
+    # only once.
     return fence_times(spec, lease[1])[0] > facts.boot_ns
 
 

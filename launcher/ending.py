@@ -14,7 +14,7 @@ Stage = Literal["save", "term", "kill"]
 
 
 class Ending:
-    """The end of all processes of the generations below ``below``. Times are ns since boot.
+    """Ends all processes of the generations below ``below``. Times are ns since boot.
 
     ``save_ns``: the time that the save step may take. ``grace_ns``: time between SIGTERM and SIGKILL.
     """
@@ -25,7 +25,7 @@ class Ending:
         self._told: set[tuple[int, int]] = set()
 
     def stage(self, now_ns: int) -> Stage:
-        """Returns what is to be done at ``now_ns``."""
+        """Returns the stage that is due at ``now_ns``."""
         if now_ns >= self._kill_ns:
             return "kill"
         return "term" if now_ns >= self._term_ns else "save"
@@ -35,7 +35,7 @@ class Ending:
         self._term_ns = min(self._term_ns, now_ns)
 
     def limit(self, kill_ns: int) -> None:
-        """Has SIGKILL sent at ``kill_ns`` at the latest."""
+        """Makes ``kill_ns`` the latest time at which SIGKILL is sent."""
         self._limit_ns = min(self._limit_ns, kill_ns)
 
     def signal(self, now_ns: int, processes: Iterable[Stat], send: Callable[..., bool] = send) -> None:
@@ -44,7 +44,7 @@ class Ending:
         for stat in processes if stage != "save" else ():
             if stage == "kill":
                 send(stat, signal.SIGKILL)
-            # A process that is stopped would not notice SIGTERM.
+            # SIGCONT, because a stopped process would not handle SIGTERM.
             elif (stat.pid, stat.start_ns) not in self._told and send(stat, signal.SIGTERM, signal.SIGCONT):
                 self._told.add((stat.pid, stat.start_ns))
 

@@ -1,4 +1,4 @@
-"""One group on one launcher: its record, what was started, and what is to do next."""
+"""One group on one launcher: its record, what was started, and what is to be done next."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ("Held",)
 
 
 class Held:
-    """A group whose records this launcher took.
+    """A group whose records this launcher accepted.
 
     ``ranks``: the workers of this launcher that have a rank in the record's generation. ``problem``: why the record is
-    no longer obeyed; ``obstacle``: why it could not be started, the last time. ``looked``: the newest generation since
-    whose record the processes were listed; ``cleared``: the newest generation before which no process is left.
-    ``fenced``: the lease whose end ended the ranks.
+    no longer obeyed. ``obstacle``: why the last attempt to start the generation failed. ``looked``: the newest
+    generation whose record was known when the processes were last listed. ``cleared``: the newest generation for
+    which no processes of older generations are left. ``fenced``: the lease at whose end the ranks were ended.
     """
 
     def __init__(self, history: History, workers: Collection[str], directory: Path) -> None:
@@ -48,7 +48,7 @@ class Held:
         return self.group.spec if self.group else None
 
     def take(self, group: Group, clock: Clock) -> None:
-        """Makes ``group`` the record of the group. It must have been accepted."""
+        """Makes ``group``, which must be an accepted record, the record of the group."""
         self.group, self.problem, self.obstacle = group, "", ""
         self.table = group.ranks() if group.phase in ("running", "finished") else []
         self.ranks = [worker for worker in self.table if worker.worker in self._workers]
@@ -60,7 +60,9 @@ class Held:
         history.record = group.to_json().decode()
 
     def forget_deleted(self) -> bool:
-        """Forgets all but the numbers of a deleted group of which nothing is left; returns whether that is new."""
+        """Forgets a deleted group, except for its numbers, if no process of the group is left. Returns whether the
+        group was forgotten.
+        """
         history = self.history
         if history.phase != "deleted" or not history.record or self.cleared < history.generation:
             return False
@@ -69,9 +71,10 @@ class Held:
         return True
 
     def renewed(self, lease: tuple[str, int, int], least_ns: int) -> bool:
-        """Takes a lease that ends later than the last one; returns whether it is to be written to the state file.
+        """Accepts a lease that ends later than the last lease; returns whether it must be written to the state file.
 
-        Not each is, because they come often: at most ``least_ns`` of a lease are forgotten in a crash.
+        Leases come often, so not every lease is written: after a crash, the lease in the file may
+        end up to ``least_ns`` earlier than the last lease.
         """
         last = self.history.lease
         if last is not None and last[0] == lease[0] and last[2] == lease[2] and lease[1] <= last[1]:
@@ -88,7 +91,7 @@ class Held:
 
     def fence_times(self) -> tuple[int, int] | None:
         """Returns when SIGTERM and SIGKILL are due, in ns since boot, so that all processes are dead when the lease is
-        over; None: never.
+        over. None if no lease ends the processes.
         """
         lease, spec = self.history.lease, self.spec
         if spec is None or not spec.fenced or lease is None or lease == self.fenced:
@@ -102,7 +105,7 @@ class Held:
 
     @property
     def leaders(self) -> list[Leader]:
-        """The first process of each rank that was started, also of those that have ended."""
+        """The first process of each run in the history, including runs that have ended."""
         name = self.history.name
         return [Leader(Owner(name, run.generation), run.pid, run.start_ns) for run in self.history.runs if run.pid]
 
@@ -111,8 +114,8 @@ class Held:
         return next((run for run in reversed(self.history.runs) if run.worker == worker), None)
 
     def saves(self) -> bool:
-        """Whether the save step is to run before older generations are ended: a restart without an order of the owner
-        begins this generation.
+        """Whether the save step runs before older generations are ended. It runs if this generation begins with a
+        restart that the owner did not order.
         """
         group, spec = self.group, self.spec
         if group is None or spec is None or not spec.save or not group.attempts or group.phase != "ending":
@@ -128,8 +131,8 @@ class Held:
         return self._plan(self.spec.command, worker, generation, {**own, **given}, unix_ns)
 
     def save_plan(self, pids: Collection[int], run: Run, unix_ns: int, own: dict[str, str]) -> Plan | None:
-        """Returns the save step's command, with the environment of ``run``, the lowest rank here; None if its
-        environment is unknown. ``pids``: of the ranks here.
+        """Returns the save step's command, with the environment of ``run``, the lowest rank here; None if that
+        environment is unknown. ``pids``: the pids of the ranks here.
         """
         assert self.spec is not None
         try:

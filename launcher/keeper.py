@@ -1,7 +1,7 @@
 """Ends fenced ranks when their lease is nearly over and no launcher runs: ``keeper.py DIRECTORY NODE PATH...``.
 
-A launcher starts it, and it outlives the launcher. PATH is what Python imports from: only where ranks have to be ended
-is anything of ours imported, so that a process that nearly always waits stays small.
+A launcher starts the keeper, which outlives the launcher. PATH is Python's import path. The keeper imports modules of
+probingd only when ranks have to be ended, so that it stays small while it waits, which it does nearly always.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 __all__ = ("main",)
 
 _SECOND_NS = 1_000_000_000
-# The keeper takes the launcher's place this long before the end of a lease, and keeps it at most this long after: the
-# next launcher waits for that, see ``state.lock``.
+# The keeper holds the launcher's lock from _BEFORE_NS before the end of a lease until at most _AFTER_NS after the end.
+# A launcher that starts meanwhile waits for the lock (``state.lock``).
 _BEFORE_NS, _AFTER_NS = 2 * _SECOND_NS, _SECOND_NS
 _MAX_STATE = 96 << 20
 
@@ -37,7 +37,7 @@ def main() -> None:
     for fd in inherited:
         with suppress(OSError):
             os.close(fd)
-    # If the directory is gone, nobody knows what ran.
+    # If the directory is gone, it is unknown which ranks ran, so there is nothing to keep.
     with suppress(OSError), _locked(f"{directory}/keeper.lock") as first:
         if first:
             _keep(directory, node, path)
@@ -50,7 +50,7 @@ def _keep(directory: str, node: str, path: list[str]) -> None:
         with _locked(f"{directory}/lock") as alone:
             leases = _leases(directory) - ended if alone else None
         if leases is None:
-            # The launcher keeps the leases itself.
+            # A launcher runs, and ends ranks itself when their lease is over.
             continue
         if not leases:
             return
@@ -61,7 +61,7 @@ def _keep(directory: str, node: str, path: list[str]) -> None:
 
 
 def _leases(directory: str) -> set[Lease]:
-    """Returns the leases under which ranks run, of this boot. The lease of an older generation is not theirs."""
+    """Returns the leases of this boot under which ranks run. A lease does not cover ranks of a newer generation."""
     try:
         with open(f"{directory}/launcher.json", "rb") as file, open("/proc/sys/kernel/random/boot_id") as boot:
             groups, here = json.loads(file.read(_MAX_STATE))["groups"], boot.read().strip()
@@ -78,7 +78,7 @@ def _leases(directory: str) -> set[Lease]:
 
 
 def _end(directory: str, node: str, path: list[str], over: set[Lease]) -> None:
-    """Does what a launcher does at the end of leases; it trusts nobody, and so starts nothing."""
+    """Does what a launcher does at the end of the leases ``over``. It trusts no key, so it starts no ranks."""
     sys.path[:] = path
     from pathlib import Path
 
@@ -97,7 +97,7 @@ def _end(directory: str, node: str, path: list[str], over: set[Lease]) -> None:
 
 @contextmanager
 def _locked(path: str) -> Iterator[bool]:
-    """Yields whether this process has got the lock of a file, which it keeps meanwhile."""
+    """A context manager that tries to hold the lock of a file; yields whether this process holds it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
 """The launcher of one node: obeys the records of groups, and reports what became of the ranks.
 
-It does no communication: its owner passes records and leases on, and sends reports. All methods but ``wake`` are for
-one thread, and none but ``wait`` waits. While a launcher lives, its process starts no other children, because the
-launcher reaps them all.
+It does not communicate: its caller hands it records and leases, and sends its reports. All methods except ``wake`` must
+be called from one thread, and only ``wait`` blocks. While a launcher exists, its process must start no other children,
+because the launcher reaps all children.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ from probing.launcher.watch import Watch
 __all__ = ("NODE_VARIABLE", "Launcher")
 
 NODE_VARIABLE = "PROBING_LAUNCHER_NODE"
-"""Set for a program that takes a launcher's place: its daemon may be gone just then."""
+"""Environment variable with the node's name, set by ``reexec`` for the new program, because the daemon may not
+answer when the new program starts."""
 
 _SECOND_NS, _NEVER_NS = 1_000_000_000, 1 << 62
 _MAX_ROWS = 1024
-# In characters; the state file, in which a record may take four times as much, is read up to 96 MiB.
+# The maximum size of all records, in characters. A record may take four times as much in the state file, and at most
+# 96 MiB of that file are read.
 _MAX_RECORDS = 16 << 20
 _IDLE = ("idle", "ended", "fenced")
 
@@ -49,8 +51,9 @@ _IDLE = ("idle", "ended", "fenced")
 class Launcher:
     """Starts, watches and ends the ranks of groups on one node.
 
-    ``node``: its name. ``workers``: names NODE-N that this launcher serves. ``state_dir``: its directory, for one
-    launcher at a time; ranks of an earlier launcher are found again. ``rules``: whom it obeys.
+    ``node``: the node's name. ``workers``: names NODE-N that this launcher serves. ``state_dir``: the state directory,
+    which only one launcher can use at a time; ranks of an earlier launcher are found again. ``rules``: the records and
+    commands that the launcher obeys.
     """
 
     def __init__(
@@ -73,16 +76,16 @@ class Launcher:
         self._held = {history.name: self._resumed(history) for history in self._state.groups}
         set_subreaper(True)
         with suppress(ValueError):
-            # Whoever started this process may have it ignored, and then no exit status would be known.
+            # This process may have been started with SIGCHLD ignored; then no exit status would be known.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     @property
     def problem(self) -> str:
-        """Why nothing is started, as long as that is so; else what was wrong with the state file; or empty."""
+        """Why nothing can be started now; else what was wrong with the state file; else empty."""
         return self._file.problem or self._watch.problem or self._damage
 
     def apply(self, group: Group) -> str:
-        """Obeys a record; what it means is done by ``step``. Returns why it is refused, or an empty text.
+        """Accepts a record, which ``step`` carries out. Returns why the record is refused, or an empty string.
 
         A refusal is also in the report.
         """
@@ -101,7 +104,7 @@ class Launcher:
         if held is None:
             history = History(spec.name, group.key, spec.id)
             if self._state.lost and group.phase in ("running", "finished"):
-                # An earlier launcher may have started it, and the ranks may have ended since.
+                # An earlier launcher may have started the generation, and the ranks may have ended since.
                 history.started = group.generation
             self._state.groups.append(history)
             held = self._held[spec.name] = Held(history, self.workers, self._directory)
@@ -112,7 +115,7 @@ class Launcher:
 
     def renew(self, name: str, generation: int, until: float) -> None:
         """Renews the lease of a generation: a majority of the group's nodes lets it run until ``until``, in seconds
-        since boot. A launcher starts and runs the ranks of a fenced group under a lease only.
+        since boot. A launcher starts and runs the ranks of a fenced group only under a lease.
         """
         held = self._held.get(name)
         if held is None or held.spec is None or generation != held.history.generation:
@@ -125,7 +128,7 @@ class Launcher:
             self._dirty = True
 
     def step(self) -> None:
-        """Does all that is due now: starts, signals, records, rotates."""
+        """Does all that is due now: starts and signals ranks, writes the state file, rotates logs."""
         if self._children.poll():
             self._watch.due = self._dirty = True
         now_ns, groups = self._clock.boot_ns(), list(self._held.values())
@@ -152,16 +155,17 @@ class Launcher:
             os.eventfd_read(self._waker)
 
     def wake(self) -> None:
-        """Ends ``wait``; for any thread and for handlers of signals."""
+        """Ends ``wait``. May be called from any thread and from signal handlers."""
         with suppress(BlockingIOError):
             os.eventfd_write(self._waker, 1)
 
     def report(self) -> list[WorkerRow]:
-        """Returns a row for each group and each of its workers here.
+        """Returns a row for each group and each of the group's workers here.
 
         ``clear``: no process of a generation older than ``seen`` is left, and none will be started. A deleted group has
-        rows until it is clear. A group whose records were all refused has rows; a refused record of another group has
-        rows once, with the generation 0. Of more than 1,024 rows only the newest are returned.
+        rows until it is clear. A group whose records were all refused has rows. If other records of the group were
+        accepted, a refused record has rows in one report only, with the generation 0. At most 1,024 rows of groups are
+        returned: rows of active ranks first, then the newest.
         """
         now_ns = self._clock.boot_ns()
         rows = [row for held in self._held.values() for row in self._rows(held, now_ns)]
@@ -170,7 +174,7 @@ class Launcher:
         return [*self._refusals.rows(), *rows[:_MAX_ROWS]]
 
     def log(self, name: str, rank: int) -> Path | None:
-        """Returns the log file of a rank of group ``name`` that runs or ran here; None if there is none."""
+        """Returns the log file of a rank of group ``name`` that runs or ran here; None if the rank did not run here."""
         held = self._held.get(name)
         runs = [run for run in held.history.runs if run.rank == rank] if held else []
         return Path(runs[-1].log) if runs else None
@@ -181,16 +185,16 @@ class Launcher:
         return held is not None and held.cleared >= generation
 
     def reexec(self) -> NoReturn:
-        """Runs the program of this process anew, with the same command line and pid: its ranks stay its children.
+        """Executes the program of this process again, with the same command line and pid: its ranks stay its children.
 
-        The new program finds the node's name in NODE_VARIABLE. Raises OSError if that cannot be done.
+        The new program finds the node's name in NODE_VARIABLE. Raises OSError if the program cannot be executed.
         """
         self._dirty = True
         self._write(_NEVER_NS)
         os.environ[NODE_VARIABLE] = self.node
         handler = signal.getsignal(signal.SIGHUP)
         with suppress(ValueError):
-            # Until the new program has its own handler.
+            # A SIGHUP must not end the new program before that has its own handler.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
@@ -201,7 +205,7 @@ class Launcher:
             raise
 
     def close(self) -> None:
-        """Gives the state directory up; ranks run on."""
+        """Releases the state directory; ranks keep running."""
         self._write(_NEVER_NS)
         self._children.close()
         for fd in (self._lock, self._waker):
@@ -215,7 +219,7 @@ class Launcher:
             with suppress(ProbingError):
                 group = Group.from_json(history.record.encode())
                 held.take(group, self._clock)
-                # Its key may be trusted no longer.
+                # The key of the record may no longer be trusted.
                 held.problem = record_problem(group, history, self._rules)
         return held
 
@@ -241,14 +245,14 @@ class Launcher:
         if held is None and len(self._held) >= MAX_GROUPS and not self._forget_deleted():
             return f"this launcher has {MAX_GROUPS:,} groups: delete some"
         if held is not None and group.spec.version <= held.history.version:
-            # An order: whoever has too much could not stop or delete anything else.
+            # The record brings an order. If it were refused, an owner with too many records could not delete any.
             return ""
         others = (history for history in self._state.groups if held is None or history is not held.history)
         size = sum(len(history.record) for history in others) + len(group.spec_text)
         return "the records of this launcher's groups are too large: delete some" if size > _MAX_RECORDS else ""
 
     def _forget_deleted(self) -> bool:
-        """Forgets the group that was first deleted; returns whether there was one."""
+        """Forgets one deleted group of which no process is left; returns whether there was one."""
         for held in self._held.values():
             history = held.history
             if history.phase == "deleted" and held.cleared >= history.generation and not self._watch.ranks(held):
@@ -269,10 +273,10 @@ class Launcher:
         return max(0, min(due) - now_ns) / _SECOND_NS
 
     def _fence(self, held: Held, now_ns: int) -> None:
-        """Ends what runs here in time, if the lease is nearly over."""
+        """Begins to end the ranks of a group here if their lease is nearly over."""
         spec, history, ranks = held.spec, held.history, self._watch.ranks(held)
         if spec and spec.fenced and ranks and (history.lease is None or history.lease[0] != self._clock.boot_id):
-            # The state file was lost: the fence begins anew.
+            # The lease is not known, because the state file was lost: the fence time begins again.
             fence_ns = round(spec.fence_s * _SECOND_NS)
             history.lease = (self._clock.boot_id, now_ns + fence_ns, history.started)
             self._dirty = True
@@ -320,7 +324,7 @@ class Launcher:
 
     def _start(self, held: Held, now_ns: int) -> None:
         history = held.history
-        # What was seen has to be on the disk first: an older generation must not start after a crash.
+        # The generations that were seen have to be on the disk first: no older generation must start after a crash.
         if self._dirty or held.looked < history.generation or held.ending is not None:
             return
         held.cleared, held.obstacle = history.generation, ""

@@ -1,7 +1,7 @@
 """Log files of ranks: STATE/logs/GROUP/rankR.log and, after a rotation, the older lines in rankR.log.1.
 
 A rank writes to its file itself, so that it never notices whether the launcher runs. A file that has grown too large is
-copied to ``.1`` and truncated; lines that are written between the two are lost.
+copied to ``.1`` and truncated; lines that are written between the copy and the truncation are lost.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def log_path(directory: Path, group: str, rank: int) -> Path:
 
 
 def open_log(path: Path) -> int:
-    """Returns the descriptor by which a rank appends to its log; directories are made. Raises OSError."""
+    """Returns the descriptor by which a rank appends to its log; missing directories are created. Raises OSError."""
     for directory in (path.parent.parent, path.parent):
         directory.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(None, "it is no regular file")
+        raise OSError(None, "it is not a regular file")
     os.set_blocking(fd, True)
     return fd
 
@@ -37,13 +37,13 @@ def open_log(path: Path) -> int:
 def read_log(path: Path, start: int, limit: int) -> tuple[bytes, int]:
     """Returns at most ``limit`` bytes of a log from position ``start`` on, and the position after them.
 
-    A negative ``start`` counts from the end. A log that has become shorter was rotated: it is read from its begin.
-    Raises OSError; it waits for nobody, whatever a rank put in place of the file.
+    A negative ``start`` counts from the end. A log that has become shorter was rotated, and is read from its start.
+    Raises OSError. Never blocks, whatever a rank put in place of the file.
     """
     with open(os.open(path, os.O_RDONLY | _FLAGS), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(None, "it is no regular file")
+            raise OSError(None, "it is not a regular file")
         if start < 0:
             start = max(0, status.st_size + start)
         file.seek(start if start <= status.st_size else 0)
@@ -51,11 +51,11 @@ def read_log(path: Path, start: int, limit: int) -> tuple[bytes, int]:
 
 
 def rotate(path: Path, limit: int) -> bool:
-    """Truncates a log of at least ``limit`` bytes after its end was copied to ``.1``: at most ``limit`` bytes, and 64
-    MiB. Returns whether it was truncated.
+    """Truncates a log of at least ``limit`` bytes, after copying its last ``limit`` bytes (at most 64 MiB) to ``.1``.
+    Returns whether the log was truncated.
 
-    A disk that is full costs the older lines, not the rotation. A log that cannot be truncated, as on a file server
-    that has lost it, stays as it is.
+    If the disk is full, the older lines are lost, but the log is truncated. A log that cannot be truncated, such as a
+    file that a file server has lost, stays as it is.
     """
     try:
         fd = os.open(path, os.O_RDWR | _FLAGS)
@@ -79,7 +79,7 @@ def _keep(fd: int, older: Path, begin: int) -> None:
     try:
         fresh.unlink(missing_ok=True)
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600), "wb") as file:
-            # A rank may write faster than this copies.
+            # Copies a limited number of bytes, because a rank may write faster than this loop copies.
             left = _MAX_KEPT
             while left > 0 and (copied := os.sendfile(file.fileno(), fd, begin, min(left, 1 << 20))):
                 begin += copied

@@ -1,4 +1,4 @@
-"""Processes of this machine as /proc shows them, and signals that reach only the process that was meant."""
+"""Processes of this machine as /proc shows them, and signals that reach only the intended process."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Stat(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether a thread of it can still run; its first thread may have ended before the others."""
+        """Whether a thread of the process can still run; the first thread may have ended before other threads."""
         return self.state not in "ZX" or self.threads > 1
 
 
 class Mark(NamedTuple):
-    """What the environment of a process says: the group and generation that started it, its RANK, and its worker, or
-    an empty text.
+    """What the environment of a process says: the group and generation that started it, its RANK, and its worker.
+    ``worker`` is empty if its variable is missing.
     """
 
     group: str
@@ -48,22 +48,22 @@ class Mark(NamedTuple):
 
 
 class Clock:
-    """The clocks of this machine. Stamps that outlive the launcher are ns since boot, with the id of the boot."""
+    """The clocks of this machine. Timestamps that outlive the launcher are ns since boot, with the id of the boot."""
 
     def __init__(self) -> None:
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def boot_ns(self) -> int:
-        """ns since boot, the time of suspension included; nobody can set this clock."""
+        """Returns ns since boot, including the time of suspension. Nobody can set this clock."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def unix_ns(self) -> int:
-        """Unix time in ns, for people only: it may jump."""
+        """Returns Unix time in ns. Only for display, because this clock may jump."""
         return time.time_ns()
 
 
 class Handle:
-    """A process, by a pidfd: never another process that got its pid later."""
+    """A process, held by a pidfd. It never refers to another process that got the same pid later."""
 
     def __init__(self, pid: int, start_ns: int, fd: int) -> None:
         self.pid, self.start_ns, self._fd = pid, start_ns, fd
@@ -71,17 +71,17 @@ class Handle:
     @classmethod
     def open(cls, pid: int, start_ns: int) -> Handle | None:
         """Returns the handle of the process ``pid`` that started at ``start_ns``; None if it has ended and is reaped,
-        or the pid belongs to another process. Raises OSError if descriptors or memory lack.
+        or the pid belongs to another process. Raises OSError if there are not enough descriptors or memory.
         """
         try:
             fd = os.pidfd_open(pid)
         except (ProcessLookupError, OverflowError):
             return None
         except OSError as e:
-            if e.errno == errno.EINVAL:  # A thread, or no pid at all.
+            if e.errno == errno.EINVAL:  # The id of a thread, or not a pid.
                 return None
             raise
-        # Read after the pidfd was opened: an equal start shows that the pidfd is of that process.
+        # Read after the pidfd was opened, so an equal start shows that the pidfd refers to the process.
         stat = stat_of(pid)
         if stat is None or stat.start_ns != start_ns:
             os.close(fd)
@@ -98,7 +98,7 @@ class Handle:
         return bool(poll.poll(0))
 
     def send(self, number: int) -> bool:
-        """Sends a signal; returns whether the process was there and may be signalled."""
+        """Sends a signal; returns whether the process existed and this user may signal it."""
         try:
             signal.pidfd_send_signal(self._fd, number)
         except (ProcessLookupError, PermissionError):
@@ -112,7 +112,7 @@ class Handle:
 
 
 def send(stat: Stat, *numbers: int) -> bool:
-    """Sends signals to the process of ``stat``; returns whether it was there and may be signalled."""
+    """Sends signals to the process of ``stat``; returns whether it existed and this user may signal it."""
     try:
         handle = Handle.open(stat.pid, stat.start_ns)
     except OSError:
@@ -138,7 +138,7 @@ def stat_of(pid: int) -> Stat | None:
 
 
 def still_alive(stat: Stat) -> bool:
-    """Returns whether the process of ``stat`` still runs, as far as is known."""
+    """Returns whether the process of ``stat`` still runs; True if that is unknown."""
     try:
         now = stat_of(stat.pid)
     except OSError:
@@ -147,23 +147,23 @@ def still_alive(stat: Stat) -> bool:
 
 
 def stats() -> dict[int, Stat]:
-    """Returns the processes of this machine by pid. Raises OSError if one cannot be read."""
+    """Returns the processes of this machine by pid. Raises OSError if a process cannot be read."""
     with os.scandir("/proc") as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdigit()]
     return {pid: stat for pid in pids if (stat := stat_of(pid)) is not None}
 
 
 def mark_of(pid: int) -> Mark | None:
-    """Returns what the environment of a process of this user says of its group; None if it says nothing.
+    """Returns what the environment of a process of this user says of its group; None if it names no group.
 
-    Raises OSError if it cannot be read for want of descriptors or memory.
+    Raises OSError if the environment cannot be read for lack of descriptors or memory.
     """
     data = _read(f"/proc/{pid}/environ", _MAX_ENVIRON, os.geteuid())
     return mark_in(data) if _GROUP in data else None
 
 
 def mark_in(environ: bytes) -> Mark | None:
-    """Returns what an environment, as in /proc/PID/environ, says of its group; None if it says nothing."""
+    """Returns what an environment, as in /proc/PID/environ, says of its group; None if it names no group."""
     found: dict[bytes, str] = {}
     for variable in environ.split(b"\0"):
         name, _, value = variable.partition(b"=")
@@ -177,7 +177,7 @@ def mark_in(environ: bytes) -> Mark | None:
 
 
 def _read(path: str, limit: int, owner: int | None = None) -> bytes:
-    """Returns the content of a file of /proc; nothing if its process has ended, or it is not a process of ``owner``.
+    """Returns the content of a file of /proc; empty if the process has ended, or is not a process of ``owner``.
 
     Raises OSError for other reasons: a process that cannot be read must not look like one that has ended.
     """

@@ -26,9 +26,10 @@ _V = TypeVar("_V")
 def row(
     held: Held, worker: str, child: Child | None, verdict: Verdict, *, restarts: int, members: Sequence[Member]
 ) -> WorkerRow:
-    """Returns what became of ``worker`` in a group. ``child``: the process of its last run, if it is alive.
+    """Returns the row of ``worker`` in a group. ``child``: the process of its last run, if that process is alive.
 
-    ``restarts``: starts without an order within an hour. ``members``: processes of the generation of the last run.
+    ``restarts``: the number of starts within an hour that the owner did not order. ``members``: processes of the
+    generation of the last run.
     """
     history, run, newest = held.history, held.run_of(worker), held.history.generation
     clear = held.cleared >= newest
@@ -42,7 +43,7 @@ def row(
     if history.phase == "running" and rank is None:
         return replace(row, state="idle", reason=f"generation {newest} has no rank for this worker")
     if rank is not None and history.started >= newest:
-        reason = f"generation {newest} was begun before, without a record of this rank: it starts only once"
+        reason = f"generation {newest} was started before, without a record of this rank: no generation starts twice"
         return replace(row, state="ended", reason=reason)
     return row
 
@@ -57,12 +58,12 @@ class Refusals:
         self._new: list[WorkerRow] = []
 
     def add(self, group: Group, reason: str, known: bool) -> None:
-        """Notes a refusal. ``known``: whether another record of the group was taken."""
+        """Notes a refusal. ``known``: whether another record of the group was accepted."""
         name = group.spec.name
         workers = [worker for worker in self._workers if worker in group.spec.workers]
         rows = [_refusal(group, worker, 0 if known else group.generation, reason) for worker in workers]
         if not known:
-            # Nobody needs to know why what is not to run is refused.
+            # A refusal is shown only if the record would start or run ranks.
             self._unknown.pop(name, None)
             if group.phase in ("ending", "running"):
                 _put(self._unknown, name, rows)
@@ -71,11 +72,11 @@ class Refusals:
             self._new = [*self._new, *rows][-_MAX_REFUSALS:]
 
     def forget(self, name: str) -> None:
-        """Notes that a record of group ``name`` was taken."""
+        """Notes that a record of group ``name`` was accepted."""
         self._unknown.pop(name, None)
 
     def rows(self) -> list[WorkerRow]:
-        """Returns the rows of refusals: once, if another record of the group was taken."""
+        """Returns the rows of refusals. If another record of the group was accepted, a refusal is returned once."""
         new, self._new = self._new, []
         return [*(row for rows in self._unknown.values() for row in rows), *new]
 

@@ -37,7 +37,7 @@ class Saves:
         if spec is None or not ranks or not held.saves():
             return 0
         if history.saving and history.saving[2] == history.generation:
-            # An earlier launcher began it.
+            # An earlier launcher began this save step.
             return max(0, history.saving[1] - now_ns) if history.saving[0] == clock.boot_id else 0
         time_ns = round(spec.save_s * _SECOND_NS)
         history.saving = (clock.boot_id, now_ns + time_ns, history.generation)

@@ -1,8 +1,8 @@
 """Waits until the launcher has recorded this process, then becomes the rank: ``python -I -S shim.py GO PLAN REPORT``.
 
-The arguments are descriptors. A byte arrives on GO once the process is recorded; if the launcher ends before, the rank
-never runs. PLAN has the texts of ``plan_bytes``. REPORT gets the reason why the rank cannot run, and is closed when it
-runs. The module imports nothing of ours, so that it starts fast.
+The arguments are descriptors. A byte arrives on GO once the process is recorded; if the launcher ends before that,
+the rank never runs. PLAN has the texts of ``plan_bytes``. REPORT gets the reason why the rank cannot run, and is closed
+when the rank runs. The module imports no other module of probingd, so that it starts fast.
 """
 
 import os
@@ -13,7 +13,8 @@ from contextlib import suppress
 __all__ = ("CANNOT_RUN", "NOT_FOUND", "NOT_RECORDED", "main")
 
 NOT_RECORDED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
-"""Exit statuses: the launcher ended first; the command cannot be run, or does not exist, as in a shell."""
+"""Exit statuses: the launcher ended before it recorded the process; the command cannot be run; the command does not
+exist. The last two are as in a shell."""
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
     for fd in fds:
         if fd > 2 and fd != report:
             _close(fd)
-    # Python ignores these, and a rank would inherit it.
+    # Python ignores these signals, and the rank would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     os.write(1, header.replace(b"PID", b"%d" % os.getpid(), 1) + b"\n")
@@ -43,7 +44,7 @@ def main() -> None:
     except OSError as e:
         text = f"the {what} cannot be used: {e.strerror}".encode("utf-8", "backslashreplace")
         os.write(1, text + b"\n")
-        # The launcher may have ended.
+        # The launcher may have ended: the write must not raise SIGPIPE.
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         with suppress(OSError):
             os.write(report, text[:4096])

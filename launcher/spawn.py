@@ -19,14 +19,14 @@ __all__ = ("Plan", "Started", "plan_bytes", "spawn", "start_keeper")
 
 _SHIM, _KEEPER = (str(Path(__file__).with_name(name)) for name in ("shim.py", "keeper.py"))
 _SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-# So that no descriptor is one of 0, 1 and 2, if the launcher was started without them.
+# The lowest descriptor that is used: if the launcher was started without 0, 1 and 2, no new descriptor is one of these.
 _LEAST_FD = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to run. ``header``: the first line of its log, with PID for the pid. ``mark``: variables by which the
-    process is found before it runs its command.
+    """What is to run. ``header``: the first line of its log, in which PID stands for the pid. ``mark``: variables by
+    which the process is found before it runs its command.
     """
 
     words: Sequence[str]
@@ -39,7 +39,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Started:
-    """A process that waits. ``report``: a descriptor from which comes why it cannot run its command."""
+    """A process that waits for ``run``. ``report``: a descriptor that yields the reason if the command cannot run."""
 
     handle: Handle
     report: int
@@ -47,7 +47,7 @@ class Started:
 
     def run(self) -> None:
         """Lets the process run its command."""
-        # If it has ended, its exit status tells.
+        # If the process has ended, its exit status says why.
         with suppress(OSError):
             os.write(self.go, b"g")
         self.cancel()
@@ -60,7 +60,9 @@ class Started:
 
 
 def plan_bytes(plan: Plan) -> bytes:
-    """Returns the texts of a plan, with a zero byte between them. Raises ValueError if no program can be given them."""
+    """Returns the texts of a plan, with a zero byte between them. Raises ValueError if they cannot be passed to a
+    program.
+    """
     variables = [f"{name}={value}" for name, value in plan.env.items()]
     texts = [plan.header, plan.cwd, str(len(plan.words)), *plan.words, *variables]
     if any("\0" in text for text in texts):
@@ -85,7 +87,8 @@ def spawn(plan: Plan) -> Started:
         report, reports = (_high(fd, opened) for fd in os.pipe())
         os.set_blocking(report, False)
         pid = _spawn(plan, log, (waits, payload, reports))
-        # It is our child and not reaped, so its pid is its own. If it cannot be watched, it ends with ``go``.
+        # The process is our child and not reaped, so no other process has its pid. If it cannot be watched, closing
+        # ``go`` ends it.
         stat = stat_of(pid)
         handle = Handle.open(pid, stat.start_ns) if stat else None
         if handle is None:
@@ -99,15 +102,15 @@ def spawn(plan: Plan) -> Started:
 
 
 def start_keeper(directory: Path, node: str) -> None:
-    """Starts the keeper of a launcher's state directory, unless it runs. Raises OSError.
+    """Starts the keeper of a launcher's state directory, unless the keeper runs already. Raises OSError.
 
-    It is no child of this process, whose children would count as ranks' processes.
+    The keeper is not a child of this process, because children of this process would count as processes of ranks.
     """
     words = [sys.executable, "-I", "-B", _KEEPER, str(directory), node, *sys.path]
     actions = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
     set_subreaper(False)
     try:
-        # It forks, and ends.
+        # The started process forks the keeper, and ends.
         os.waitpid(os.posix_spawn(sys.executable, words, os.environ, file_actions=actions, setsid=True), 0)
     finally:
         set_subreaper(True)

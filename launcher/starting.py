@@ -1,5 +1,5 @@
-"""Starts a generation, each at most once: what is to be started is in the state file before a process is made, and the
-processes are in it before they run their command.
+"""Starts each generation at most once: the state file records the generation before a process is made, and each process
+before it runs its command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ __all__ = ("adopt_unrecorded", "start")
 
 
 def start(held: Held, state: State, file: StateFile, children: Children, clock: Clock) -> None:
-    """Starts the generation of the group's record here. If it cannot, ``held.obstacle`` says why."""
+    """Starts the generation of the group's record here. If a log cannot be written, nothing is started and
+    ``held.obstacle`` says why; if the state file cannot be written, ``file.problem`` says why.
+    """
     held.obstacle = _log_obstacle(held)
     if held.obstacle or held.group is None or held.spec is None:
         return
@@ -25,7 +27,7 @@ def start(held: Held, state: State, file: StateFile, children: Children, clock: 
     history.started, history.runs = history.generation, []
     history.ran = history.record if held.spec.save else ""
     if held.group.order and history.generation > held.group.order.generation and history.since:
-        # More than the limit need not be remembered.
+        # More restarts than the limit need not be remembered: they cannot change whether the limit is reached.
         history.restarts = [*history.restarts, history.since][-held.spec.max_restarts - 1 :]
     if not file.write(state):
         history.started, history.runs, history.ran = before.started, before.runs, before.ran
@@ -41,10 +43,10 @@ def start(held: Held, state: State, file: StateFile, children: Children, clock: 
 
 
 def adopt_unrecorded(held: Held, stat: Stat, rank: int, children: Children, clock: Clock) -> bool:
-    """Records a process of the record's generation, if it is the first of its rank and is not recorded; returns whether
-    something was recorded.
+    """Records a process of the record's generation if it is the first process of its rank and the rank is not recorded;
+    returns whether it was recorded.
 
-    There are such processes if a launcher was killed while it started them, or its state file was lost.
+    Such processes exist if a launcher was killed while it started them, or if its state file was lost.
     """
     history = held.history
     worker = next((worker for worker in held.ranks if worker.rank == rank), None)

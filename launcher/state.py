@@ -31,8 +31,8 @@ _NAME, _LOCK = "launcher.json", "lock"
 class Run:
     """A rank that was started. ``pid`` 0: no process could be made. ``start_ns``: since the boot ``boot_id``.
 
-    ``began_ns``, ``ended_ns``: Unix time; 0: it runs. ``exit_code`` and ``signal`` are None if they are unknown.
-    ``fenced``: the launcher ended it because the lease was over.
+    ``began_ns``, ``ended_ns``: Unix time; ``ended_ns`` 0: the rank runs. ``exit_code`` and ``signal`` are None if they
+    are unknown. ``fenced``: the launcher ended the rank because the lease was over.
     """
 
     worker: str
@@ -54,11 +54,12 @@ class Run:
 class History:
     """What is remembered of a group: the highest numbers seen, and what was started.
 
-    ``id``: of its specification. ``record``: its last record, as JSON; ``ran``: the record by which ``started`` was, if
-    it has a save step. ``since``: boot and ns since boot when ``generation`` was first seen. ``order``: generation of
-    the owner's newest order. ``started``: the last generation that was started here. ``restarts``: ``since`` of each
-    start without an order. ``lease``: boot, ns since boot at which the ranks must be dead, and generation; ``saving``:
-    the same of the end of the last save step.
+    ``id``: the id of its specification. ``record``: its last record, as JSON. ``ran``: the record of the generation
+    ``started``, if it has a save step. ``since``: boot id and ns since boot when ``generation`` was first seen.
+    ``order``: the generation of the owner's newest order. ``started``: the last generation that was started here.
+    ``restarts``: the value of ``since`` for each start without an order. ``lease``: boot id, ns since boot at which the
+    ranks must be dead, and generation. ``saving``: boot id, ns since boot at which the last save step must end, and
+    generation.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Found(NamedTuple):
 @dataclass(slots=True)
 class State:
     """The content of the state file. ``lost``: an earlier file was damaged, so there may be generations that were
-    started and are not recorded. ``found``: processes whose generation their environment does not say.
+    started and are not recorded. ``found``: processes whose environment does not name their generation.
     """
 
     format: int = _FORMAT
@@ -116,7 +117,9 @@ class StateFile:
             with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                    raise ConfigError(f"others may write {self._path}", hint=f"remove it, or chmod 600 {self._path}")
+                    raise ConfigError(
+                        f"other users may write to {self._path}", hint=f"remove it, or chmod 600 {self._path}"
+                    )
                 return _checked(typed_json(State, file.read(_MAX_STATE))), ""
         except FileNotFoundError:
             return State(), ""
@@ -128,7 +131,7 @@ class StateFile:
             raise ConfigError(f"the state file {self._path} cannot be read: {e.strerror}") from None
 
     def write(self, state: State) -> bool:
-        """Replaces the file, which survives a loss of power; returns whether it was written."""
+        """Replaces the file so that it survives a power cut; returns whether it was written."""
         fresh = self._path.with_name(f"{_NAME}.new")
         try:
             fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -147,7 +150,9 @@ class StateFile:
 
 
 def state_directory(path: Path) -> Path:
-    """Returns the directory ``path``, made if it is missing. Raises ConfigError unless only the user may write it."""
+    """Returns the directory ``path``, made if it is missing. Raises ConfigError if it cannot be used or if other users
+    may write to it.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
@@ -156,14 +161,14 @@ def state_directory(path: Path) -> Path:
             f"the directory {path} cannot be used: {e.strerror}", hint="give another state directory"
         ) from None
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise ConfigError(f"others may write the directory {path}", hint=f"chmod 700 {path}")
+        raise ConfigError(f"other users may write to the directory {path}", hint=f"chmod 700 {path}")
     return path
 
 
 def lock(directory: Path) -> int:
     """Returns the descriptor that holds the lock of a state directory. Raises StateLocked with the holder's pid.
 
-    Waits a few seconds for it: the keeper may have it.
+    Waits up to 5 s for the lock, because the keeper may hold it for a moment.
     """
     fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_S
@@ -194,7 +199,7 @@ def _checked(state: State) -> State:
         raise ValueError(f"format {state.format}, and this version reads {_FORMAT}")
     names = [history.name for history in state.groups]
     if len(names) > MAX_GROUPS or len(set(names)) != len(names) or not all(map(NAME.fullmatch, names)):
-        raise ValueError("groups: too many, twice the same, or without a name")
+        raise ValueError("groups: too many groups, two groups with the same name, or an invalid name")
     if len(state.found) > _MAX_FOUND:
         raise ValueError("found: too many processes")
     for history in state.groups:

@@ -1,4 +1,6 @@
-"""What runs here: the ranks, and all processes of their generations, listed when something may have changed."""
+"""Watches the ranks here, and all processes of their generations. The processes are listed when something may have
+changed.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from probing.launcher.state import Found
 __all__ = ("Watch",)
 
 _SECOND_NS, _NEVER_NS = 1_000_000_000, 1 << 62
-# While processes are ended, /proc is read so often that this takes at most a tenth of a CPU.
+# While processes are being ended, /proc is read again and again. If a reading took t, the next reading begins 10 t or
+# 50 ms after the start of that reading, whichever is later, so that the readings take at most a tenth of a CPU.
 _LOOK_SHARE, _LEAST_LOOK_NS = 10, 50_000_000
 
 
 class Watch:
-    """The processes of all groups. ``due``: they are to be listed. ``problem``: why they cannot be, or empty.
+    """The processes of all groups. ``due``: whether the processes must be listed again. ``problem``: why they cannot
+    be listed, or empty.
 
-    ``found``: what the launcher before had ``found``.
+    The argument ``found``: the value of the attribute ``found`` in the previous launcher.
     """
 
     def __init__(self, node: str, children: Children, clock: Clock, found: Iterable[Found] = ()) -> None:
@@ -45,7 +49,7 @@ class Watch:
         try:
             self._members = self._census.look(leaders)
             if any(held.cleared < held.history.generation and not self.older(held) for held in groups):
-                # A process that forked and ended meanwhile may have hidden its child.
+                # A process that forked and ended during the listing may have hidden its child.
                 self._members = self._census.look(leaders)
             adopted = [self._adopt(held) for held in groups]
         except OSError as e:
@@ -59,19 +63,19 @@ class Watch:
 
     @property
     def found(self) -> list[Found]:
-        """The processes whose generation only this launcher remembers: their environment does not say it."""
+        """The processes whose generation only this launcher remembers, because their environment does not name it."""
         return [Found(self._clock.boot_id, *process, *owner) for process, owner in self._census.unmarked.items()]
 
     def notice_orphans(self) -> None:
-        """Has the processes listed if this process has got children that are not known."""
+        """Makes ``look`` due if this process has children that ``look`` has not seen."""
         self.due |= self._census.has_new_orphans()
 
     def members(self, held: Held, generation: int) -> Sequence[Member]:
-        """Returns the processes of a generation when they were last listed."""
+        """Returns the processes of a generation, as of the last listing."""
         return self._members.get(Owner(held.history.name, generation), ())
 
     def older(self, held: Held, below: int = 0) -> list[Stat]:
-        """Returns the processes of a group that are to be ended: also of the generations below ``below``."""
+        """Returns the processes of a group that are to be ended: of generations below ``below`` or ``held.below``."""
         below, name = max(below, held.below), held.history.name
         owners = [owner for owner in self._members if owner.group == name and owner.generation < below]
         return [member.stat for owner in owners for member in self._members[owner]]

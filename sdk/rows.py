@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    # Name; i64, f64 or text; bytes.
+    # (name, type: i64, f64 or text, size in bytes).
     Column = tuple[str, str, int]
 
 __all__ = (
@@ -50,13 +50,15 @@ MAX_TABLES = 32
 MAX_COLUMNS = 64
 MEMORY_NAME = "probing-rows"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
-# Bytes of a text with its length byte: most texts are names, and the length of longer texts is cut.
+# The sizes of a text column, in bytes, including the length byte. Most texts are names, which fit into SHORT; a text
+# that does not fit into LONG is truncated.
 SHORT, LONG = 64, 256
 # The values that stand for None (as does NaN): the smallest integer, and a byte that begins no text in UTF-8.
 NO_INTEGER, NO_TEXT = -(1 << 63), b"\xff"
 # F_ADD_SEALS, and F_SEAL_SEAL | _SHRINK | _GROW of linux/fcntl.h: the module fcntl has them only since Python 3.9.
 _ADD_SEALS, _SEALS = 1033, 1 | 2 | 4
-# The most rings kept with earlier types of the columns, whose rows the daemon may still read: types change rarely.
+# The maximum number of rings that are kept after the types of the columns have changed, because the daemon may still
+# read their rows. Types change rarely.
 _MAX_OLDER = 4
 
 
@@ -80,12 +82,13 @@ def _numbers() -> Iterator[int]:
 
 
 class _Ring:
-    """The memory file of a table whose columns have types: (name, i64 or f64 or text, bytes)."""
+    """The memory file of a table. ``columns``: for each column its name, type (i64, f64 or text) and size in bytes."""
 
     def __init__(self, table: str, columns: Sequence[Column]) -> None:
         kinds = {"i64": "q", "f64": "d"}
         self.numbers = _numbers()
-        # Number of the row, CLOCK_MONOTONIC ns, the time that the caller gave, the values, and the number again.
+        # Number of the row, CLOCK_MONOTONIC ns, the time that the caller gave, the values, and the number again: a row
+        # whose two numbers differ is not complete.
         row = struct.Struct("<Qqq" + "".join(kinds.get(kind, f"{size}p") for _, kind, size in columns) + "Q")
         self.columns = columns
         self.row = row
@@ -97,7 +100,7 @@ class _Ring:
         self.fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
-            # The daemon maps the file, which must not shrink meanwhile.
+            # The daemon maps the file, so the file must not shrink.
             fcntl.fcntl(self.fd, _ADD_SEALS, _SEALS)
             self.memory = mmap.mmap(self.fd, size)
         except BaseException:
@@ -152,7 +155,7 @@ class FixedTable:
                 return
         try:
             ring.put(next(ring.numbers), NO_INTEGER, values)
-        except (struct.error, TypeError, ValueError):  # reporting must not end a training
+        except (struct.error, TypeError, ValueError):  # reporting must not end a training job
             self.refused += 1
 
     def _made(self) -> _Ring | None:
@@ -178,10 +181,10 @@ class FixedTable:
 class ExternalTable:
     """A table that the job fills; queries name it ``python.NAME``. ``columns``: the names of its columns.
 
-    The first row gives the types: integers, floating-point numbers, or texts of at most 255 bytes; None fits all. A
-    later value of another type changes the column's type. A row that cannot be stored raises nothing, since reporting
-    must not end a training, and is counted in ``refused``. Raises ValueError for an invalid name, and for more than 32
-    tables.
+    The first row gives the types: integers, floating-point numbers, or texts of at most 255 bytes; None fits all
+    types. A later value of another type changes the column's type. A row that cannot be stored raises nothing, because
+    reporting must not end a training job; it is counted in ``refused``. Raises ValueError for an invalid name, and for
+    more than 32 tables.
 
     The arguments after ``columns`` exist for compatibility with Probing and are ignored: the daemon's limits apply.
     """
@@ -203,7 +206,7 @@ class ExternalTable:
         wrong = [column for column in names if not NAME.fullmatch(column) or "__" in column or names.count(column) > 1]
         if wrong or not 0 < len(names) <= MAX_COLUMNS:
             what = f"{wrong[0]!r} cannot name a column" if wrong else f"a table has 1 to {MAX_COLUMNS} columns"
-            raise ValueError(f"{what}: names differ, and consist of a-z, 0-9 and single _")
+            raise ValueError(f"{what}: column names must differ, and consist of a-z, 0-9 and single _")
         self.name = name
         self.refused = 0
         self._names = names
@@ -295,7 +298,7 @@ class ExternalTable:
             if ring is not before:
                 number = next(ring.numbers)
             ring.put(number, t, packed)
-        except Exception:  # reporting must not end a training
+        except Exception:  # reporting must not end a training job
             self.refused += 1
 
     def _ring_for(self, values: Sequence[Any]) -> _Ring:
@@ -327,7 +330,7 @@ class ExternalTable:
 
 
 def _kept(rings: list[_Ring]) -> list[_Ring]:
-    """Returns the newest of ``rings``, and closes the others."""
+    """Returns the newest _MAX_OLDER of ``rings``, and closes all older rings."""
     for ring in rings[:-_MAX_OLDER]:
         ring.close()
     return rings[-_MAX_OLDER:]
@@ -344,7 +347,7 @@ def _column(name: str, before: Column | None, value: Any) -> Column:
 
 
 def _kind(value: Any) -> str:
-    """Returns the type of the column for a value, "" for None, which any column holds."""
+    """Returns the type of column that a value needs; "" for None, which any column can hold."""
     if value is None:
         return ""
     if isinstance(value, (str, bytes)):

@@ -25,7 +25,7 @@ __all__ = ("METRICS", "TRACE", "attach_training_phases", "event", "is_enabled", 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 SPAN_START, SPAN_END, EVENT = range(3)
-# The columns of python.trace_event, in its order; record_type is one of the three numbers above.
+# The columns of python.trace_event, in the order of the table; record_type is one of the three numbers above.
 TRACE: list[Column] = [
     *((name, "i64", 8) for name in ("record_type", "trace_id", "span_id", "parent_id", "time", "thread_id")),
     *((name, "text", size) for name, size in (("name", SHORT), ("phase", SHORT), ("location", SHORT))),
@@ -35,7 +35,8 @@ METRICS: list[Column] = [("step", "i64", 8), ("value", "f64", 8), ("name", "text
 _PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "step": "optimizer"}
 _trace = FixedTable("trace_event", TRACE)
 _metrics = FixedTable("training_metrics", METRICS)
-# Each process counts ids from a random number, so equal ids in a job have a chance of one to some billions.
+# Each process counts ids from a random number, so the chance that two processes of a job use equal ids is
+# one in some billions.
 _ids = itertools.count(int.from_bytes(os.urandom(7), "little"))
 _current: contextvars.ContextVar[_Span | None] = contextvars.ContextVar("probing_span", default=None)
 
@@ -152,7 +153,7 @@ def phase() -> str:
 
 
 def metric(name: str, value: float, *, step: int | None = None) -> None:
-    """Writes a metric of the training, such as its loss, at ``step``, by default the current step."""
+    """Writes a metric of the training job, such as its loss, at ``step``. None: the current step."""
     at = _step.micro_step if step is None else step
     _metrics.write(NO_INTEGER if at is None else at, float(value), name.encode(errors="replace"))
 
@@ -178,12 +179,12 @@ step = _step = _Step()
 
 
 def is_enabled() -> bool:
-    """Returns whether rows are written: the system must have memory files (memfd)."""
+    """Returns whether rows are written; False if the system has no memory files (memfd), or none could be created."""
     return bool(_trace.works)
 
 
 def attach_training_phases(model: Any, optimizer: Any) -> None:
-    """Has torch report forward, backward and optimizer as spans, and each call of the optimizer as a step.
+    """Makes torch report forward, backward and optimizer as spans, and each call of the optimizer as a step.
 
     Uses the public hooks of ``torch.nn.Module`` and ``torch.optim.Optimizer``.
     """

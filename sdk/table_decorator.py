@@ -1,4 +1,4 @@
-"""A decorator that makes a dataclass a table of the job, as Probing has it."""
+"""A decorator that makes a dataclass a table of the job, as in Probing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def table(name: str | type | None = None, *, capacity_bytes: int | None = None) 
     """Returns a dataclass whose objects are rows: ``@table``, ``@table("name")`` or ``@table()`` above ``@dataclass``.
 
     The class gets the class methods ``append(row)``, ``append_many(rows)``, ``take(limit)``, ``drop()`` and
-    ``init_table()``, its objects the method ``save()``. The fields are the columns; the table is named after the class,
-    as in ``train_step`` for ``TrainStep``. The first row, or ``init_table``, makes the table. Raises TypeError for
-    another class; see ``ExternalTable`` for the rest. ``capacity_bytes`` exists for compatibility with Probing and is
-    ignored.
+    ``init_table()``, and its objects get the method ``save()``. The fields are the columns; the table is named after
+    the class, as in ``train_step`` for ``TrainStep``. The first row, or ``init_table``, makes the table. Raises
+    TypeError for a class that is not a dataclass; ``ExternalTable`` describes types, limits and other errors.
+    ``capacity_bytes`` exists for compatibility with Probing and is ignored.
     """
     if isinstance(name, type):
         return _with_table(name, "")
@@ -33,7 +33,7 @@ def table(name: str | type | None = None, *, capacity_bytes: int | None = None) 
 
 def _with_table(cls: Any, name: str) -> Any:
     if not hasattr(cls, "__dataclass_fields__"):
-        raise TypeError(f"{cls!r} is no dataclass: put @table above @dataclass")
+        raise TypeError(f"{cls!r} is not a dataclass: put @table above @dataclass")
     name = name or _WORD.sub("_", cls.__name__).lower()
     columns = [field.name for field in dataclasses.fields(cls)]
     values = _values(columns)

@@ -18,7 +18,8 @@ PROTOS = sorted(p for folder in ("arrow/flight", "probing/v1") for p in ROOT.glo
 def main() -> None:
     _run(PROTOS, "python", "pyi")
     _run([p for p in PROTOS if re.search(r"^service ", p.read_text(), re.M)], "grpc_python")
-    # protoc names modules by the .proto's directory; here they are in the package probing.api.proto.
+    # The generated code imports modules by the path of the .proto file (``from probing.v1 import``), but the modules
+    # are in the package probing.api.proto.
     for path in ROOT.glob("*/*/*_pb2*.py"):
         old, new = r"^from (arrow\.flight|probing\.v1) import", r"from probing.api.proto.\1 import"
         path.write_text(re.sub(old, new, path.read_text(), flags=re.M))

@@ -1,4 +1,4 @@
-"""The list of all tables, from which store, query engine, docs and clients are made."""
+"""The list of all tables. The store, the query engine, the docs and the clients take the tables from this list."""
 
 from __future__ import annotations
 
@@ -85,5 +85,5 @@ TABLES: dict[str, Table] = {
 
 
 def table_named(name: str) -> Table:
-    """Returns the table ``schema.name``. Raises KeyError if there is none."""
+    """Returns the table ``schema.name``. Raises KeyError if no table has this name."""
     return TABLES[name]

@@ -9,30 +9,32 @@ __all__ = ("BUS_FACTOR", "COMMUNICATORS", "IDENTITY", "INFLIGHT", "MOVED_BYTES",
 # Computes a time from its stored difference to t_call in ns. It uses epochs, because DuckDB's intervals are in us.
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
 # An exact end is stored as its difference to t_call (`done_hi_ns`). An inexact end is stored as an interval: its end
-# (`done_hi`) and its width (`done_within_ns`). `done_hi` is a time, because it is the same for all operations that one
-# wait, or one poll of a watchdog, found finished, and so compresses well. The unused columns are NULL. Old rows have
-# two differences (`done_lo_ns`, `done_hi_ns`).
+# (`done_hi`) and its width (`done_within_ns`). `done_hi` is a time, because one wait, or one poll of a watchdog, often
+# finds several operations finished: they share the same time, which compresses well. The unused columns are NULL. Rows
+# of older versions store an inexact end as two differences (`done_lo_ns`, `done_hi_ns`).
 _HI = "coalesce(done_hi_ns, epoch_ns(done_hi) - epoch_ns(ts))"
 _BEFORE_DONE = "make_timestamp_ns(epoch_ns(done_hi) - done_within_ns)"
 _WITHIN = "coalesce(done_within_ns, done_hi_ns - done_lo_ns)"
 _LO = f"coalesce(done_lo_ns, {_HI} - done_within_ns)"
 # The start of an operation on a CUDA stream is not seen, and its end lies in an interval. Its duration is the time from
-# the launch to the middle of the interval, if the interval is at most a tenth of that.
+# the launch to the middle of the interval, if the interval is at most a tenth of this duration; else NULL.
 _MIDDLE = f"({_LO} + {_HI}) // 2 - coalesce(launch_ns_after, 0)"
 _DURATION = (
     "CASE WHEN timing_source = 'exact' THEN done_hi_ns - start_ns_after"
     f" WHEN {_WITHIN} * 10 <= ({_MIDDLE}) THEN ({_MIDDLE}) END"
 )
 # Algorithm and bus bandwidth as nccl-tests defines them (doc/PERFORMANCE.md). ``bytes`` are the bytes that one rank
-# contributes: all bytes for reduce_scatter, all_to_all and the root of scatter, so only the gathers are multiplied.
+# contributes. For reduce_scatter, all_to_all and the root of scatter, that is the whole buffer, so only all_gather and
+# gather are multiplied by comm_size.
 MOVED_BYTES = "bytes * CASE WHEN op IN ('all_gather','gather') THEN comm_size ELSE 1 END"
-"""The bytes that an operation of comm.ops moves: divided by its duration they are the algorithm bandwidth."""
+"""SQL expression: the bytes that an operation of comm.ops moves. Divided by the duration, they give the algorithm
+bandwidth."""
 BUS_FACTOR = (
     "CASE WHEN op = 'all_reduce' THEN 2.0 * (comm_size - 1) / comm_size"
     " WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN (comm_size - 1.0) / comm_size"
     " ELSE 1.0 END"
 )
-"""Bus bandwidth divided by algorithm bandwidth."""
+"""SQL expression: the bus bandwidth of an operation divided by its algorithm bandwidth."""
 _ALGBW = f"CASE WHEN bytes > 0 AND ({_DURATION}) > 0 THEN ({MOVED_BYTES}) / ({_DURATION})::DOUBLE END"
 
 IDENTITY = (
@@ -42,13 +44,13 @@ IDENTITY = (
     Column(
         "run",
         NAME,
-        "The run of the job: a requeue, an elastic restart, or a new start of the same script is another run.",
+        "The run of the job: each requeue, elastic restart or new start of the same script is a new run.",
     ),
     Column("pid", I32, "Process id as seen on the host."),
     Column(
         "start_ns",
         I64,
-        "Start of the process in ns since boot, exact to a clock tick; pid and start_ns together are unique.",
+        "Start of the process in ns since boot, exact to a clock tick; pid and start_ns together identify the process.",
     ),
 )
 
@@ -80,7 +82,7 @@ _OPERATION = (
     ),
     Column("count", I64, "Number of elements that this rank contributes."),
     Column("bytes", I64, "Bytes that this rank contributes: the number of elements times their size; 0 for a barrier."),
-    Column("redop", NAME, "Reduction (sum, avg, min, max, ...); NULL if the operation has none or it is unknown."),
+    Column("redop", NAME, "Reduction (sum, avg, min, max, ...); NULL if there is none, or if it is unknown."),
     Column("root", I32, "Root rank, for operations that have a root."),
     Column("peer", I32, "Rank at the other end of send or recv."),
     Column("stream", U64, "CUDA stream handle; NULL for gloo."),
@@ -95,13 +97,13 @@ _OPS_COLUMNS = (
     Column(
         "t_launch",
         TIME,
-        "When the kernel or task was launched, UTC; NULL if that was not seen.",
+        "When the kernel or task was launched, UTC; NULL if the launch was not seen.",
         sql=_AFTER_CALL.format("launch_ns_after"),
     ),
     Column(
         "t_start",
         TIME,
-        "When the operation began to run, UTC; NULL if that was not seen.",
+        "When the operation began to run, UTC; NULL if its start was not seen.",
         sql=_AFTER_CALL.format("start_ns_after"),
     ),
     Column(
@@ -120,9 +122,9 @@ _OPS_COLUMNS = (
     Column(
         "timing_source",
         NAME,
-        "How the end is known: exact; sync (a thread waited for the stream or event); watchdog (a thread"
-        " polls the event) or blocking_wait (the watchdog waits for it); enqueue_only (the end is unknown);"
-        " graph (captured into a CUDA graph, whose runs are not seen).",
+        "How the end is known: exact; sync (a thread waited for the stream or event); watchdog (another thread, such as"
+        " torch's watchdog, polled the event); blocking_wait (the calling thread polled the event); enqueue_only (the"
+        " end is unknown); graph (the operation was captured into a CUDA graph, whose runs are not seen).",
     ),
     Column(
         "state",
@@ -138,8 +140,8 @@ _OPS_COLUMNS = (
     Column(
         "duration_ns",
         I64,
-        "Time from start to end, ns. On a CUDA stream it begins with the launch and includes waiting for the"
-        " stream; NULL if the end is uncertain by more than a tenth of the duration.",
+        "Time from start to end, ns. On a CUDA stream, the time from the launch to the end, which includes waiting for"
+        " the stream; NULL if the end is uncertain by more than a tenth of the duration.",
         sql=_DURATION,
     ),
     Column(
@@ -185,7 +187,7 @@ INFLIGHT = Table(
 
 PROGRESS = Table(
     "comm.progress",
-    "How far each rank has come on each of its communicators, counted by operations that have ended (live).",
+    "The progress of each rank on each of its communicators, from the operations that have ended (live).",
     (
         *IDENTITY,
         Column("rank", I32, "Rank in the job; NULL if unknown."),
@@ -198,23 +200,28 @@ PROGRESS = Table(
         Column("backend", NAME, "nccl or gloo."),
         Column("seq", I64, "Sequence number of the newest operation that has ended; NULL if unknown."),
         Column("op", NAME, "Operation that was called last among the operations that have ended."),
-        Column("calls", I64, "Number of operations that were seen since the daemon started."),
+        Column(
+            "calls",
+            I64,
+            "Number of operations of the rank on the communicator that were seen since the daemon started.",
+        ),
         Column("last_call", TIME, "Time of the call of the newest operation that has ended, UTC."),
         Column("last_done", TIME, "When an operation last ended, UTC; NULL if ends cannot be seen."),
         Column(
             "longest_gap_ns",
             I64,
             "Longest usual time between two successive calls of the process, ns: the second longest of the"
-            " recent ones, since one long pause is not usual. The first 8 calls do not count, since pauses are"
-            " normal at the start; NULL until the ninth call.",
+            " recent times, because the longest may be a single pause. The first 8 calls do not count, because pauses"
+            " are normal at the start; NULL until the ninth call.",
         ),
-        Column("phase", TEXT, "Value of the label phase of the rank; NULL without one."),
-        Column("phase_since", TIME, "When the label phase was set to this value, UTC."),
+        Column("phase", TEXT, "Value of the rank's label `phase`; NULL if the rank has no such label."),
+        Column("phase_since", TIME, "When the label `phase` was set to this value, UTC."),
         Column("attached", TIME, "Operations before this time were not seen, UTC; NULL if all were seen."),
         Column(
             "ended",
             TIME,
-            "When the process ended, UTC; NULL while it lives. Rows of a process that ended stay for 10 minutes.",
+            "When the process ended, UTC; NULL while the process runs. Rows of a process stay for 10 minutes after its"
+            " end.",
         ),
         Column("exit_code", I32, "Exit code of the process; NULL if a signal ended it or the code is unknown."),
         Column("signal", I32, "Signal that ended the process."),
@@ -233,9 +240,9 @@ _COMMUNICATOR_COLUMNS = (
     Column(
         "node_index",
         I32,
-        "Index of this node among the communicator's nodes, as the library counts; NULL if unknown.",
+        "Index of this node among the communicator's nodes, as the library numbers them; NULL if unknown.",
     ),
-    Column("nodes", I32, "Number of nodes of the communicator, as the library counts; NULL if unknown."),
+    Column("nodes", I32, "Number of nodes of the communicator, as the library counts them; NULL if unknown."),
     Column("async_error", TEXT, "Asynchronous error that the library reports; NULL if there is none."),
     Column("aborted", BOOL, "Whether the communicator was aborted; NULL if unknown."),
     Column("created", TIME, "When the communicator was created, or first seen, UTC."),
@@ -252,7 +259,11 @@ _COMMUNICATOR_COLUMNS = (
         " split, shrink, grow; NULL if it was created before the probes were attached.",
     ),
     Column("init_ns", I64, "Duration of the call that created the communicator, ns; NULL if it was not seen."),
-    Column("parent", NAME, "Communicator from which this one was split; NULL if there is none or it was not seen."),
+    Column(
+        "parent",
+        NAME,
+        "Communicator from which this communicator was split; NULL if there was no split, or it was not seen.",
+    ),
     Column("color", I32, "Color of the split; NULL if there was no split."),
     Column("bus_id", TEXT, "PCI address of the communicator's GPU, e.g. 0000:17:00.0; NULL if unknown."),
     Column(
@@ -262,8 +273,8 @@ _COMMUNICATOR_COLUMNS = (
         "identity",
         NAME,
         "Where comm, rank and size are from: struct (read from the library's struct), unique_id (computed"
-        " from the call that created it), derived (our own name for a split whose hash cannot be read), none;"
-        " NULL for gloo.",
+        " from the call that created the communicator), derived (a name that probingd makes for a split whose hash"
+        " cannot be read), none; NULL for gloo.",
     ),
     Column("parallel_role", NAME, "world, tp, pp, dp, ep or unknown."),
     Column("parallel_role_why", TEXT, "Why parallel_role was chosen."),
@@ -281,9 +292,9 @@ _RAS_COUNTS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduc
 _RAS_COLUMNS = (
     *IDENTITY,
     Column("comm", NAME, "Communicator: commHash as 16 hex digits."),
-    Column("secondary_hash", NAME, "Second hash, which distinguishes communicators with the same commHash, from RAS."),
+    Column("secondary_hash", NAME, "Second hash, from RAS, which distinguishes communicators with the same commHash."),
     Column("size", I32, "Number of ranks of the communicator."),
-    Column("comm_rank", I32, "Rank within the communicator that this row is about."),
+    Column("comm_rank", I32, "The rank that this row is about, as numbered within the communicator."),
     Column("host", TEXT, "Host of the rank, as RAS names it."),
     Column("rank_pid", I32, "Process id of the rank on its host, from RAS."),
     Column("cuda_device", I32, "CUDA device of the rank, in CUDA's numbering."),

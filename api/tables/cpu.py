@@ -35,11 +35,12 @@ _UTILIZATION = (
     Column(
         "scope",
         NAME,
-        "process (all its threads together) or thread (the main thread and the busiest threads of a trainer).",
+        "process (a row for all threads of a process together) or thread (a row for the main thread or one of the"
+        " busiest threads of a trainer).",
     ),
     _PLATFORM,
     Column("tid", I32, "Thread id; NULL in rows of processes."),
-    Column("comm", NAME, "Name of the thread; for a process the name of its main thread."),
+    Column("comm", NAME, "Name of the thread; for a process, the name of its main thread."),
     Column("wall_ns", I64, "Length of the interval that ends at ts, ns."),
     _USER,
     _SYS,
@@ -49,7 +50,10 @@ _UTILIZATION = (
     ),
     Column("cpu_sys_pct", F64, "Part of one CPU used in the kernel, %.", sql="100.0 * delta_sys_ns / wall_ns"),
     Column(
-        "cpu_total_pct", F64, "Part of one CPU used, %; above 100 for several.", sql="100.0 * delta_total_ns / wall_ns"
+        "cpu_total_pct",
+        F64,
+        "Part of one CPU used, %; above 100 if several CPUs were used.",
+        sql="100.0 * delta_total_ns / wall_ns",
     ),
     Column("cum_user_ns", I64, "CPU time outside of the kernel since the start of the process or thread, ns."),
     Column("cum_sys_ns", I64, "CPU time in the kernel since the start of the process or thread, ns."),
@@ -58,50 +62,56 @@ _UTILIZATION = (
     Column(
         "delta_vol_ctxt",
         I64,
-        "How often the thread, or the main thread of the process, went to sleep in the interval; NULL for"
-        " other processes.",
+        "How often the thread, or the main thread of the process, went to sleep in the interval (voluntary context"
+        " switches); NULL for processes with the role `other` or `kernel`.",
     ),
     Column(
         "delta_invol_ctxt",
         I64,
-        "How often the thread, or the main thread of the process, was preempted in the interval; NULL for"
-        " other processes.",
+        "How often the thread, or the main thread of the process, was preempted in the interval (involuntary context"
+        " switches); NULL for processes with the role `other` or `kernel`.",
     ),
     _STATE,
     _WCHAN,
     Column(
         "run_delay_ns",
         I64,
-        "Time in the interval in which it could run but had no CPU, ns. For a trainer the sum over its"
-        " threads, which may be more than wall_ns and which counts idle threads some seconds late; for"
-        " another process the time of its main thread. NULL without CONFIG_SCHED_INFO.",
+        "Time in the interval in which the thread or process could run but had no CPU, ns. For a trainer, the sum over"
+        " its threads: the sum may exceed wall_ns, and the times of idle threads are added some seconds late. For a"
+        " data loader or launcher, the time of the main thread. NULL without CONFIG_SCHED_INFO.",
     ),
     Column("major_faults", I64, "Number of page faults in the interval that waited for a disk."),
     Column("processor", I32, "CPU on which the thread, or the main thread of the process, last ran."),
-    Column("cpu_list", NAME, "CPUs on which it is allowed to run, e.g. 0-3,8; NULL for other processes."),
+    Column(
+        "cpu_list",
+        NAME,
+        "CPUs on which the thread or process is allowed to run, e.g. 0-3,8; NULL for the role `other` or `kernel`.",
+    ),
     Column(
         "throttled_periods",
         I64,
-        "Number of periods in the interval in which its control group or one above used up the CPU quota;"
-        " NULL without a quota.",
+        "Number of periods in the interval in which the process's control group, or a group above it, used up the CPU"
+        " quota; NULL without a quota.",
     ),
     Column(
         "throttled_ns",
         I64,
-        "Time in the interval for which the CPU quota stopped threads of its control group or one above, ns.",
+        "Time in the interval for which the CPU quota stopped threads of the process's control group, or of a group"
+        " above it, ns.",
     ),
     Column(
         "cpu_quota",
         F64,
-        "Number of CPUs that the quota of its control group or one above allows; NULL if there is none.",
+        "Number of CPUs that the quota of the process's control group, or of a group above it, allows; NULL without a"
+        " quota.",
     ),
 )
 
 UTILIZATION = Table(
     "cpu.utilization",
-    "CPU use of the processes that train and of their busiest threads, every host.cpu_interval_s, or"
-    " every eighth interval while they use less than 2 %; also of at most 16 other processes of the node"
-    " that use 1 % of a CPU or more.",
+    "CPU use of the training processes and of their busiest threads, one row every host.cpu_interval_s, or every eighth"
+    " interval while they use less than 2 % of a CPU. At most 16 other processes of the node also have rows, if they"
+    " use 1 % of a CPU or more.",
     _UTILIZATION,
     stored(_UTILIZATION),
     sort_by=("job", "rank", "pid", "tid", "ts"),
@@ -109,13 +119,14 @@ UTILIZATION = Table(
 
 TASKS = Table(
     "cpu.tasks",
-    "All threads of the processes that train, as of now (live); the differences are between two readings 0.1 s apart.",
+    "All threads of the training processes, as of now (live). Columns with delta_ in their names are differences"
+    " between two readings 0.1 s apart.",
     (
         *IDENTITY,
         Column("rank", I32, "Rank in the job; only for a trainer."),
         Column("role", NAME, "trainer, data_loader or launcher."),
         Column("platform", NAME, "Always linux."),
-        Column("tid", I32, "The thread."),
+        Column("tid", I32, "Kernel thread id."),
         Column("comm", NAME, "Name of the thread."),
         _STATE,
         _WCHAN,

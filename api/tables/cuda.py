@@ -25,7 +25,7 @@ _SYNC_COLUMNS = (
 )
 SYNCS = Table(
     "cuda.syncs",
-    "Calls in which a thread waited for the GPU; ts is the begin of the call.",
+    "Calls in which a thread waited for the GPU; ts is the start of the call.",
     _SYNC_COLUMNS,
     stored(_SYNC_COLUMNS),
     sort_by=("job", "rank", "ts"),
@@ -35,8 +35,8 @@ _MEMORY_COLUMNS = (
     *IDENTITY,
     _RANK,
     Column("kind", NAME, "Kind of memory: device, async, managed or host (pinned)."),
-    Column("size_class", I64, "Class of size of these allocations: at most this many bytes, a power of two."),
-    Column("stack", U64, "Hash of the stack's frames; the same for the same stacks of a process."),
+    Column("size_class", I64, "Upper limit of the sizes of the row's allocations, bytes; a power of two."),
+    Column("stack", U64, "Hash of the stack's frames; equal for equal stacks of a process."),
     Column(
         "caller", TEXT, "Innermost frame outside of the CUDA runtime: library+0xoffset, or the name of the function."
     ),
@@ -49,13 +49,14 @@ _MEMORY_COLUMNS = (
     Column("allocations", I64, "Number of allocations in the interval."),
     Column("frees", I64, "Number of this row's allocations that were freed in the interval."),
     Column("bytes", I64, "Number of bytes allocated in the interval."),
-    Column("live", I64, "Number of allocations, since counting began, that are not freed."),
-    Column("live_bytes", I64, "Number of bytes of the allocations that are not freed."),
+    Column("live", I64, "Number of allocations that were made since counting began and have not been freed."),
+    Column("live_bytes", I64, "Size of the allocations that are counted in live, bytes."),
     Column("errors", I64, "Number of allocations that failed in the interval."),
 )
 MEMORY = Table(
     "cuda.memory",
-    "Memory that the CUDA runtime allocated: a row for each stack and size whose numbers changed in an interval.",
+    "Memory that the CUDA runtime allocated. After each interval, each stack, kind and size class whose numbers changed"
+    " gets a row.",
     _MEMORY_COLUMNS,
     stored(_MEMORY_COLUMNS),
     sort_by=("job", "rank", "stack", "ts"),
@@ -69,7 +70,8 @@ _LAUNCH_COLUMNS = (
 )
 LAUNCHES = Table(
     "cuda.launches",
-    "How many kernels each process launches, one row a second; off unless cuda.launches is set.",
+    "Numbers of kernels and graphs that each process launches, one row a second. The table has rows only if"
+    " cuda.launches is set.",
     _LAUNCH_COLUMNS,
     stored(_LAUNCH_COLUMNS),
     sort_by=("job", "rank", "ts"),

@@ -10,8 +10,8 @@ from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, Col
 
 __all__ = ("DEVICES", "EVENTS", "LINKS", "PROCESSES", "UTILIZATION")
 
-_NOT_NVIDIA = "NULL: no GPU of NVIDIA reports it."
-_GPM = "NULL before Hopper, on drivers without GPM, and if the driver does not permit it."
+_NOT_NVIDIA = "Always NULL: NVIDIA GPUs do not report this value."
+_GPM = "NULL on GPUs before Hopper, on drivers without GPM, and if the driver does not permit GPM."
 _NODE = Column("node", NAME, "Name of the node: configured, else its host name.")
 _BACKEND = Column("backend", NAME, "Kind of device, in Probing's words: always cuda, because other kinds are not read.")
 _DEVICE_ID = Column("device_id", I32, "Number of the GPU in NVML's order, the order of PCI addresses, from 0.")
@@ -35,7 +35,8 @@ _UTILIZATION_COLUMNS = (
     Column(
         "used_bytes",
         I64,
-        "Memory that processes use, bytes; without the memory that the driver reserves, if NVML reports both.",
+        "Memory that processes use, bytes. Memory that the driver reserves is not included if NVML reports it"
+        " separately.",
     ),
     Column("reserved_bytes", I64, "Memory that driver and firmware reserve, bytes; NULL on drivers before 510."),
     Column("mem_used_pct", F64, "used_bytes as per cent of total_bytes."),
@@ -71,22 +72,23 @@ _UTILIZATION_COLUMNS = (
     Column(
         "clock_event_reasons",
         NAME,
-        "Why the clocks are lower than they could be, comma separated: gpu_idle, app_clocks, sw_power_cap,"
-        " hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake, display. Empty if they are not.",
+        "Throttle reasons: why the clocks are lower than they could be, comma separated: gpu_idle, app_clocks,"
+        " sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake, display. Empty if the clocks"
+        " are not lowered.",
     ),
-    Column("power_capped_ns", I64, "Time since the previous row for which the power limit lowered the clocks, ns."),
+    Column("power_capped_ns", I64, "Time in which the power limit lowered the clocks, since the previous row, ns."),
     Column(
-        "sw_thermal_ns", I64, "Time since the previous row for which software lowered the clocks because of heat, ns."
+        "sw_thermal_ns", I64, "Time in which software lowered the clocks because of heat, since the previous row, ns."
     ),
     Column(
         "hw_thermal_ns",
         I64,
-        "Time since the previous row for which hardware lowered the clocks because of heat, ns; NULL on older drivers.",
+        "Time in which hardware lowered the clocks because of heat, since the previous row, ns; NULL on older drivers.",
     ),
     Column(
         "power_brake_ns",
         I64,
-        "Time since the previous row for which the external power brake lowered the clocks, ns; NULL on older drivers.",
+        "Time in which the external power brake lowered the clocks, since the previous row, ns; NULL on older drivers.",
     ),
     Column(
         "encoder_util_pct",
@@ -132,7 +134,7 @@ _UTILIZATION_COLUMNS = (
     ),
     Column("retired_pages_dbe", I64, "Number of memory pages retired after double-bit errors."),
     Column("retirement_pending", BOOL, "Whether a memory page will be retired at the next reset of the GPU."),
-    Column("pcie_replays", I64, "Number of PCIe packets that were sent again since the driver was loaded."),
+    Column("pcie_replays", I64, "Number of PCIe packets that were retransmitted since the driver was loaded."),
     Column(
         "pcie_errors",
         I64,
@@ -144,7 +146,9 @@ _UTILIZATION_COLUMNS = (
         "Action that the driver asks for: none, reset, reboot, drain_p2p, drain_and_reset, ...; NULL on older drivers.",
     ),
     Column(
-        "processes", I32, "Number of processes that have a context on the device; NULL if the driver does not tell."
+        "processes",
+        I32,
+        "Number of processes that have a context on the device; NULL if the driver does not report it.",
     ),
 )
 UTILIZATION = Table(
@@ -167,15 +171,15 @@ DEVICES = Table(
         _UUID,
         _MIG,
         Column("parent_uuid", NAME, "UUID of the GPU that the MIG device is on; NULL for a whole GPU."),
-        Column("gpu_instance", I32, "Number of the GPU instance, for a MIG device."),
-        Column("compute_instance", I32, "Number of the compute instance, for a MIG device."),
+        Column("gpu_instance", I32, "Number of the GPU instance; NULL for a whole GPU."),
+        Column("compute_instance", I32, "Number of the compute instance; NULL for a whole GPU."),
         Column("name", NAME, "Name of the product."),
         Column("memory_model", NAME, "discrete or unified; see gpu.utilization."),
         Column("chip", NAME, "Architecture, e.g. hopper."),
         Column("compute_capability", NAME, "CUDA compute capability, e.g. 9.0."),
         Column("registry_id", I64, _NOT_NVIDIA),
         Column("total_bytes", I64, "Total memory of the device, bytes."),
-        Column("total_mem_bytes", I64, "Total memory of the device, bytes, under Probing's name."),
+        Column("total_mem_bytes", I64, "The same as total_bytes, under Probing's name."),
         Column("bus_id", NAME, "PCI address, e.g. 0000:17:00.0."),
         Column("minor", I32, "Number N of the file /dev/nvidiaN."),
         Column("serial", TEXT, "Serial number of the board; NULL if it has none."),
@@ -197,10 +201,10 @@ DEVICES = Table(
         Column(
             "fabric_clique",
             I64,
-            "Number that is the same for all GPUs of the fabric that can reach each other by NVLink.",
+            "Number of the clique: the same for all GPUs of the fabric that can reach each other by NVLink.",
         ),
         Column("state", NAME, "ok, lost (it fell off the bus or needs a reset) or gone (it is no longer listed)."),
-        Column("reason", TEXT, "Why the state is not ok."),
+        Column("reason", TEXT, "Why the state is not `ok`."),
         Column("driver_version", NAME, "Version of the driver."),
         Column("cuda_version", NAME, "Newest version of CUDA that the driver supports, e.g. 12.4."),
     ),
@@ -227,7 +231,7 @@ _PROCESS_COLUMNS = (
         " local rank).",
     ),
     Column("kind", NAME, "compute, graphics or mps; NULL if the driver does not list the process."),
-    Column("used_bytes", I64, "Device memory that the process uses, bytes; NULL if the driver does not tell."),
+    Column("used_bytes", I64, "Device memory that the process uses, bytes; NULL if the driver does not report it."),
     Column(
         "sm_pct",
         F64,
@@ -240,7 +244,7 @@ _PROCESS_COLUMNS = (
 )
 PROCESSES = Table(
     "gpu.processes",
-    "Which process uses which GPU, one row for each process and device every gpu.interval_s.",
+    "Which processes use which GPUs: one row for each process and device every gpu.interval_s.",
     _PROCESS_COLUMNS,
     stored(_PROCESS_COLUMNS),
     sort_by=("job", "rank", "device_id", "ts"),
@@ -289,15 +293,15 @@ _LINK_COLUMNS = (
     Column(
         "peer",
         NAME,
-        "Other end of the link: UUID of a GPU, name of a NIC or HCA; for an nvlink its PCI address; for pcie"
-        " the upper port.",
+        "Other end of the link. Kind gpu: UUID of the GPU; nic: name of the NIC or HCA; nvlink: PCI address of the"
+        " other end; pcie: the upper port.",
     ),
     Column("peer_kind", NAME, "Kind of the other end: gpu, switch, nic, hca, host or unknown."),
     Column("peer_id", I32, "device_id of the GPU at the other end."),
     Column(
         "path",
         NAME,
-        "Connection between the two ends, in the words of nvidia-smi topo: NV18 (18 NVLinks), PIX (one PCIe"
+        "Connection between the two ends, in the terms of `nvidia-smi topo`: NV18 (18 NVLinks), PIX (one PCIe"
         " switch), PXB (several), PHB (a host bridge), NODE (one NUMA node), SYS (across NUMA nodes); for a"
         " single link NV or PCIE.",
     ),
@@ -325,7 +329,7 @@ _LINK_COLUMNS = (
         F64,
         "Bytes a second that the GPU sent since the previous row of this link; NULL if not counted.",
     ),
-    Column("replays", I64, "Number of packets sent again since the driver was loaded."),
+    Column("replays", I64, "Number of packets retransmitted since the driver was loaded."),
     Column("recoveries", I64, "Number of times that the link recovered from errors (nvlink)."),
     Column(
         "crc_errors", I64, "Number of packets with a wrong checksum (nvlink), or number of bad TLPs and DLLPs (pcie)."
@@ -334,8 +338,8 @@ _LINK_COLUMNS = (
 )
 LINKS = Table(
     "gpu.links",
-    "How GPUs are linked to each other, to NICs and to the host: all links once a minute and when one"
-    " changes; NVLink and PCIe, with their counters, every gpu.links_interval_s.",
+    "How GPUs are linked to each other, to NICs and to the host. All links have a row once a minute, and when one of"
+    " them changes. NVLink and PCIe links, with their counters, have a row every gpu.links_interval_s.",
     _LINK_COLUMNS,
     stored(_LINK_COLUMNS),
     sort_by=("kind", "device_id", "link", "ts"),

@@ -25,7 +25,8 @@ _MEMORY = (
     Column(
         "scope",
         NAME,
-        "node, or cgroup: among the control groups above a process that trains, the one that is closest to its limit.",
+        "node, or cgroup: the control group of a training process, or the group above it that has the least memory left"
+        " below its limit.",
     ),
     _JOB,
     _RUN,
@@ -35,18 +36,18 @@ _MEMORY = (
     Column(
         "used_bytes",
         I64,
-        "Memory in use, bytes: on the node the memory that is not available, in a group all memory that is"
-        " charged to it, with caches.",
+        "Memory in use, bytes: on the node, all memory that is not available; in a group, all memory that is charged to"
+        " the group, including caches.",
     ),
     Column(
         "available_bytes",
         I64,
-        "Memory that processes can still get without swapping, bytes; in a group up to its limit.",
+        "Memory that processes can still get without swapping, bytes; in a group, up to the limit of the group.",
     ),
-    Column("free_bytes", I64, "Memory that is used for nothing, bytes; only for the node."),
+    Column("free_bytes", I64, "Unused memory, bytes; only for the node."),
     Column("anon_bytes", I64, "Memory of processes that is not backed by files, bytes."),
-    Column("cached_bytes", I64, "Pages of files in memory, with shared memory, bytes."),
-    Column("shmem_bytes", I64, "Shared memory and tmpfs, with /dev/shm, bytes."),
+    Column("cached_bytes", I64, "Cached pages of files, including shared memory, bytes."),
+    Column("shmem_bytes", I64, "Shared memory and tmpfs, including /dev/shm, bytes."),
     Column("dirty_bytes", I64, "Pages that wait to be written, bytes."),
     Column("writeback_bytes", I64, "Pages that are being written, bytes."),
     Column("slab_bytes", I64, "Memory that the kernel uses for its own objects, bytes; NULL for groups of version 1."),
@@ -54,13 +55,13 @@ _MEMORY = (
     Column(
         "high_bytes",
         I64,
-        "From this usage on, in bytes, the kernel slows the group down (memory.high, version 2); NULL"
-        " without such a limit.",
+        "Memory use above which the kernel throttles the group, bytes (memory.high, version 2); NULL without such a"
+        " limit.",
     ),
     Column(
         "swap_total_bytes", I64, "Swap of the node, or the limit of a group, bytes; NULL for a group without a limit."
     ),
-    Column("swap_used_bytes", I64, "Swap in use."),
+    Column("swap_used_bytes", I64, "Swap in use, bytes."),
     _WALL,
     Column("swap_in_bytes", I64, "Bytes read from swap in the interval; only for the node."),
     Column("swap_out_bytes", I64, "Bytes written to swap in the interval; only for the node."),
@@ -73,7 +74,8 @@ _MEMORY = (
     Column(
         "oom_kills",
         I64,
-        "Number of processes that the kernel killed in the interval for lack of memory; NULL if that is not counted.",
+        "Number of processes that the kernel killed in the interval for lack of memory; NULL if the kernel has no such"
+        " counter.",
     ),
 )
 MEMORY = Table(
@@ -100,9 +102,11 @@ _DISK = (
     Column(
         "writes", I64, "Number of writes that ended in the interval: requests to a disk, or write calls of a process."
     ),
-    Column("read_bytes", I64, "Bytes read from storage in the interval; for a process also from network file systems."),
     Column(
-        "write_bytes", I64, "Bytes written in the interval; for a process the bytes that it handed to the page cache."
+        "read_bytes", I64, "Bytes read from storage in the interval; for a process, network file systems are included."
+    ),
+    Column(
+        "write_bytes", I64, "Bytes written in the interval; for a process, the bytes that it handed to the page cache."
     ),
     Column(
         "call_read_bytes",
@@ -110,20 +114,20 @@ _DISK = (
         "Bytes that read calls of a process returned in the interval, also from caches and pipes; NULL for a disk.",
     ),
     Column("call_write_bytes", I64, "Bytes that write calls of a process accepted in the interval; NULL for a disk."),
-    Column("read_ns", I64, "Sum of the times of all reads, with waits in queues, ns; only for a disk."),
-    Column("write_ns", I64, "Sum of the times of all writes, with waits in queues, ns; only for a disk."),
+    Column("read_ns", I64, "Sum of the times of all reads, including waits in queues, ns; only for a disk."),
+    Column("write_ns", I64, "Sum of the times of all writes, including waits in queues, ns; only for a disk."),
     Column("flushes", I64, "Number of flushes in the interval; only for a disk, since Linux 5.5."),
     Column("flush_ns", I64, "Sum of the times of all flushes, ns; only for a disk, since Linux 5.5."),
     Column(
         "read_latency_ns",
         F64,
-        "Mean time of a read, ns; NULL if there was none.",
+        "Mean time of a read, ns; NULL if no read ended in the interval.",
         sql="CASE WHEN reads > 0 THEN read_ns / reads END",
     ),
     Column(
         "write_latency_ns",
         F64,
-        "Mean time of a write, ns; NULL if there was none.",
+        "Mean time of a write, ns; NULL if no write ended in the interval.",
         sql="CASE WHEN writes > 0 THEN write_ns / writes END",
     ),
     Column("busy_ns", I64, "Time in the interval in which the disk was busy, ns."),
@@ -141,7 +145,7 @@ _DISK = (
         "io_delay_ns",
         I64,
         "Time in the interval for which the main thread of the process waited for a disk, ns; NULL for a"
-        " disk, and unless the kernel accounts for delays (kernel.task_delayacct).",
+        " disk, and if the kernel does not account for delays (kernel.task_delayacct).",
     ),
 )
 DISK = Table(
@@ -155,7 +159,7 @@ DISK = Table(
 _PRESSURE = (
     _NODE,
     _TS,
-    Column("scope", NAME, "node, or cgroup: the control group of a process that trains (only version 2)."),
+    Column("scope", NAME, "node, or cgroup: the control group of a training process (cgroup version 2 only)."),
     _JOB,
     _RUN,
     _GROUP,
@@ -181,8 +185,8 @@ _PRESSURE = (
 PRESSURE = Table(
     "host.pressure",
     "How much time the node and the control groups of the processes that train lose to waits for CPU,"
-    " memory and IO, as the kernel counts it (PSI), every host.node_interval_s. No rows if the kernel"
-    " does not count it.",
+    " memory and IO, from the kernel's pressure stall information (PSI), every host.node_interval_s. No rows if the"
+    " kernel has no PSI.",
     _PRESSURE,
     stored(_PRESSURE),
     sort_by=("scope", "cgroup", "resource", "ts"),
@@ -194,7 +198,7 @@ _FILE_SYSTEMS = (
     Column(
         "scope",
         NAME,
-        "node; or process: the /dev/shm of a process that trains, if it is not the node's, as in a container.",
+        "node, or process: a training process that has its own /dev/shm, as in a container.",
     ),
     Column("job", NAME, "The job of the process; NULL for the node."),
     _RUN,
@@ -207,7 +211,7 @@ _FILE_SYSTEMS = (
     Column(
         "answers",
         BOOL,
-        "False if the file system is served by another host that did not answer; its numbers are then NULL.",
+        "False if the file system is served by another host that did not answer; the numbers of the row are then NULL.",
     ),
     Column("read_only", BOOL, "Whether the file system is read-only."),
     Column("size_bytes", I64, "Size of the file system, bytes."),
@@ -219,7 +223,7 @@ _FILE_SYSTEMS = (
         "Used part of the space that processes may use, %, as df shows it.",
         sql="CASE WHEN used_bytes + available_bytes > 0 THEN 100.0 * used_bytes / (used_bytes + available_bytes) END",
     ),
-    Column("inodes", I64, "Number of files that the file system can hold; 0 if there is no limit."),
+    Column("inodes", I64, "Number of files that the file system can hold; 0 if the number is not limited."),
     Column("inodes_used", I64, "Number of files that the file system holds."),
 )
 FILE_SYSTEMS = Table(

@@ -71,8 +71,9 @@ _INTERFACE_COLUMNS = (
 
 INTERFACES = Table(
     "net.interfaces",
-    "Network interfaces of the node and of the jobs' network namespaces every net.interval_s; virtual interfaces, and"
-    " interfaces of jobs, only while they have traffic. Counters count since the interface was made.",
+    "Network interfaces of the node and of the jobs' network namespaces, one row each every net.interval_s. Virtual"
+    " interfaces, and interfaces of jobs, have rows only while they have traffic. Counters start when the interface is"
+    " created.",
     _INTERFACE_COLUMNS,
     stored(_INTERFACE_COLUMNS),
     sort_by=("interface", "ts"),
@@ -81,15 +82,17 @@ INTERFACES = Table(
 _FIGURES = (
     Column("interval_ns", I64, "Time since the previous reading, ns: the interval of all values of the row."),
     Column("sockets", I32, "Number of connections."),
-    Column("connecting", I32, "Number of connections that are being made and were not answered yet."),
-    Column("bytes_sent", I64, "Bytes sent in the interval, including retransmitted ones."),
+    Column("connecting", I32, "Number of connections whose first packet (SYN) was not answered yet."),
+    Column("bytes_sent", I64, "Bytes sent in the interval, including retransmitted bytes."),
     Column("bytes_received", I64, "Bytes received in the interval."),
     Column("segs_out", I64, "Segments sent in the interval."),
     Column("segs_in", I64, "Segments received in the interval."),
-    Column("retrans", I64, "Segments sent again in the interval."),
-    Column("bytes_retrans", I64, "Bytes sent again in the interval."),
-    Column("ecn_marked", I64, "Segments that arrived in the interval marked as congested (ECN)."),
-    Column("rtt_ns", I64, "Smoothed round trip, ns, as the mean of the connections; NULL if none is known."),
+    Column("retrans", I64, "Segments retransmitted in the interval."),
+    Column("bytes_retrans", I64, "Bytes retransmitted in the interval."),
+    Column("ecn_marked", I64, "Segments received in the interval with the ECN mark of congestion."),
+    Column(
+        "rtt_ns", I64, "Mean of the smoothed round-trip times of the connections, ns; NULL if no round trip is known."
+    ),
     Column("rtt_max_ns", I64, "Longest smoothed round trip of a connection, ns."),
     Column("rtt_min_ns", I64, "Shortest recent round trip of a connection, ns."),
 )
@@ -109,16 +112,22 @@ _TCP_COLUMNS = (
     Column(
         "peer_rank",
         I32,
-        "Rank at the other end, if it is in the same run and the same network namespace; views.connections"
+        "Rank at the other end, if that process is in the same run and the same network namespace; views.connections"
         " also has ranks on other nodes.",
     ),
     *_FIGURES,
-    Column("timeouts", I32, "Number of connections that now wait for an answer after a retransmission by time-out."),
-    Column("longest_timeouts", I32, "Most successive time-outs of a connection now; 0 if everything is answered."),
+    Column(
+        "timeouts", I32, "Number of connections that now wait for an acknowledgment after a retransmission timeout."
+    ),
+    Column(
+        "longest_timeouts",
+        I32,
+        "Maximum number of successive retransmission timeouts that a connection has now; 0 if there are none.",
+    ),
     Column("lost", I64, "Number of segments that are presumed lost now."),
-    Column("unacked", I64, "Number of segments that are sent but not acknowledged now."),
-    Column("unread_bytes", I64, "Bytes that were received but that the process has not read now."),
-    Column("unsent_bytes", I64, "Bytes that the process wrote but that are not sent now."),
+    Column("unacked", I64, "Number of segments that are sent but not acknowledged yet."),
+    Column("unread_bytes", I64, "Bytes that were received but that the process has not read yet."),
+    Column("unsent_bytes", I64, "Bytes that the process wrote but that are not sent yet."),
     Column("cwnd_min", I32, "Smallest congestion window of a connection, segments."),
     Column("delivery_gbps", F64, "Highest delivery rate of a connection, in 1e9 bits/s; NULL if unknown."),
     Column(
@@ -138,10 +147,10 @@ _TCP_COLUMNS = (
 TCP = Table(
     "net.tcp",
     "TCP connections of watched processes: one row for each process, pair of addresses and rank at the"
-    " other end, every net.interval_s while there is traffic, else once a minute. Traffic of a connection"
-    " in the interval in which it was closed is not seen. If the daemon lacks CAP_SYS_ADMIN to enter a"
-    " container's network namespace, one row without addresses has the segments of the whole namespace,"
-    " under one of its processes.",
+    " other end, every net.interval_s while there is traffic, else once a minute. When a connection is closed, its"
+    " traffic since the previous reading is not seen. If the daemon lacks CAP_SYS_ADMIN to enter a"
+    " container's network namespace, one row without addresses counts the segments of the whole namespace, under"
+    " the pid of one process in it.",
     _TCP_COLUMNS,
     stored(_TCP_COLUMNS),
     sort_by=("job", "rank", "pid", "ts"),
@@ -150,18 +159,22 @@ TCP = Table(
 _PATH_COLUMNS = (
     Column("node", NAME, "Name of the node."),
     Column("ts", TIME, "When the values were read, UTC."),
-    Column("job", NAME, "The job whose connections these are."),
+    Column("job", NAME, "The job to which the connections belong."),
     Column("run", NAME, "The run of the job."),
     Column("local_address", NAME, "Address of this end."),
-    Column("peer_address", NAME, "Address of the other host; the net.interfaces of that node have the same address."),
+    Column(
+        "peer_address",
+        NAME,
+        "Address of the other host, as the column addresses of net.interfaces shows it on that host.",
+    ),
     Column("processes", I32, "Number of processes of the job that are connected between these addresses."),
     *_FIGURES,
 )
 
 PATHS = Table(
     "net.paths",
-    "Round trips and retransmits from this node to each other host, as sums over each job's rows of"
-    " net.tcp that leave the network namespace.",
+    "Round trips and retransmits from this node to each other host, computed for each job from the rows of net.tcp"
+    " whose connections leave the network namespace.",
     _PATH_COLUMNS,
     stored(_PATH_COLUMNS),
     sort_by=("job", "peer_address", "ts"),
@@ -169,9 +182,9 @@ PATHS = Table(
 
 SOCKETS = Table(
     "net.sockets",
-    "TCP sockets of watched processes at the last reading (live), every net.tcp_interval_s; closed"
-    " sockets stay for ten minutes; at most 4,096 open and 4,096 closed sockets. Shows the process to which an"
-    " address in an error message belongs.",
+    "TCP sockets of watched processes as of the last reading (live); they are read every net.tcp_interval_s. Closed"
+    " sockets stay for ten minutes. The table has at most 4,096 open and 4,096 closed sockets. It shows to which"
+    " process an address in an error message belongs.",
     (
         *IDENTITY,
         Column("rank", I32, "Rank in the job; only for a trainer."),

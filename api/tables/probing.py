@@ -45,13 +45,13 @@ _LOSS_COLUMNS = (
     Column("reason", TEXT, "Why the rows are missing."),
     Column("pid", I32, "Process whose rows are missing; NULL for all processes."),
     Column("ts_from", TIME, "Begin of the interval in which rows may be missing, UTC."),
-    Column("ts_to", TIME, "End of that interval, UTC."),
+    Column("ts_to", TIME, "End of the interval in which rows may be missing, UTC."),
     Column("count", I64, "Number of rows lost; NULL if unknown."),
 )
 
 LOSSES = Table(
     "probing.losses",
-    "Gaps: intervals in which rows are missing or may be missing, so that counts are never wrong without notice.",
+    "Gaps: intervals in which rows are or may be missing. Counts over such an interval may be too low.",
     _LOSS_COLUMNS,
     stored(_LOSS_COLUMNS),
 )
@@ -61,7 +61,8 @@ _COST_COLUMNS = (
     Column(
         "process",
         NAME,
-        "User of the resources: collector, reader, service, worker or probes (the cost of probes and samples to jobs).",
+        "What used the resources: collector, reader, service or worker (processes of the daemon), or probes (the time"
+        " that probes and samples take from jobs).",
     ),
     Column("pid", I32, "Process id; NULL for probes."),
     Column("cpu_ns", I64, "CPU time since the previous row of this process, ns."),
@@ -75,21 +76,22 @@ COST = Table("probing.cost", "What the daemon itself costs: CPU time and memory.
 
 _AUDIT_COLUMNS = (
     *_NODE,
-    Column("job", NAME, "Job of the process; empty if it has none."),
-    Column("run", NAME, "Launch of the job."),
-    Column("rank", I32, "Rank of the process; NULL if it has none."),
+    Column("job", NAME, "Job of the process; empty if the process has none."),
+    Column("run", NAME, "The run of the job."),
+    Column("rank", I32, "Rank of the process; NULL if the process has none."),
     Column("pid", I32, "Process in which code was to be run."),
     Column("start_ns", I64, "When the process started, ns since boot."),
     Column("caller", TEXT, "Who asked: the user of the socket, or the name of the token or certificate."),
     Column("action", NAME, "Requested action: eval."),
-    Column("state", NAME, "begun, and later ended, failed or refused."),
-    Column("code", TEXT, "The code, its first 1,000 characters."),
-    Column("result", TEXT, "Why it failed or was refused, or the exception that the code raised; else empty."),
+    Column("state", NAME, "begun in the first row of a request; ended, failed or refused in the second row."),
+    Column("code", TEXT, "First 1,000 characters of the code."),
+    Column("result", TEXT, "Why the code failed or was refused, or which exception it raised; else empty."),
 )
 
 AUDIT = Table(
     "probing.audit",
-    "Code that callers had run in processes: a row when it was requested, and a row when it had ended.",
+    "Code that callers asked to run in processes: a row when the request came, and a row when it had ended, failed or"
+    " been refused.",
     _AUDIT_COLUMNS,
     stored(_AUDIT_COLUMNS),
 )
@@ -99,7 +101,7 @@ STORE = Table(
     "What the state directory contains: the segments of each table, and the log (live).",
     (
         *_NODE,
-        Column("kind", NAME, "segments, or log for rows that are not yet in a segment."),
+        Column("kind", NAME, "segments, or log (for rows that are not yet in a segment)."),
         Column("table_name", NAME, "Table that the segments belong to; NULL for the log."),
         Column("files", I64, "Number of segments, or of parts of the log."),
         Column("bytes", I64, "Size of the segments, or of the log, bytes."),
@@ -116,10 +118,14 @@ TABLE_DOCS = Table(
         Column("table_schema", TEXT, "Schema of the table, the part of the name before the dot."),
         Column("table_name", TEXT, "Name of the table within its schema."),
         Column("description", TEXT, "Description of the table."),
-        Column("live", TEXT, "yes for a table whose rows are made when a query names it, view for a view, else no."),
-        Column("synonyms", TEXT, "Synonyms of the table, a column of Probing. Always NULL: none are kept."),
+        Column(
+            "live",
+            TEXT,
+            "`yes` for a table whose rows are made when a query names the table, `view` for a view, else `no`.",
+        ),
+        Column("synonyms", TEXT, "Always NULL: probingd keeps no synonyms of tables, unlike Probing."),
         Column("notes", TEXT, "For a view, the tables that its rows are computed from; else NULL."),
-        Column("global_name", TEXT, "Name under which a query reads the table of all nodes: global.SCHEMA.NAME."),
+        Column("global_name", TEXT, "Name under which a query reads the table on all nodes: global.SCHEMA.NAME."),
     ),
 )
 
@@ -141,10 +147,10 @@ VIEWS = Table(
     "The views that users wrote, named view.NAME, with their SQL (live).",
     (
         *_NODE,
-        Column("name", TEXT, "Name of the view, without the prefix view."),
-        Column("sql", TEXT, "SELECT of the view; NULL if it cannot be used (see problem)."),
+        Column("name", TEXT, "Name of the view, without the prefix `view.`"),
+        Column("sql", TEXT, "SELECT of the view; NULL if the view cannot be used (see problem)."),
         Column("doc", TEXT, "First comment lines of the view's file."),
-        Column("problem", TEXT, "Why the view cannot be used; NULL if it can."),
+        Column("problem", TEXT, "Why the view cannot be used; NULL if it can be used."),
     ),
 )
 
@@ -164,12 +170,12 @@ SETTINGS = Table(
 
 CONFIG = Table(
     "probing.config",
-    "The configuration with which the daemon was started: all options, from the file, the command line"
-    " or the default (live).",
+    "All options with which the daemon was started, whether set in the file, set on the command line or left at the"
+    " default (live).",
     (
         *_NODE,
         Column("key", TEXT, "Name of the option in a configuration file."),
-        Column("value", TEXT, "Value of the option; (set) for an option that may hold a secret."),
+        Column("value", TEXT, "Value of the option; `(set)` if the option is set and may hold a secret."),
         Column("default", TEXT, "Default value of the option."),
         Column("doc", TEXT, "Description of the option."),
     ),

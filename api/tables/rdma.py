@@ -23,7 +23,7 @@ _PORT_COLUMNS = (
     Column("rate", TEXT, "Rate, width and kind of the link, in the kernel's words."),
     Column("netdev", NAME, "Network interface of the port; NULL if there is none."),
     Column("bus_id", NAME, "PCI address of the device, e.g. 0000:17:00.0; NULL for a device that is not on PCI."),
-    Column("numa_node", I32, "NUMA node of the device; NULL if the machine has only one or does not say."),
+    Column("numa_node", I32, "NUMA node of the device; NULL if the machine has only one NUMA node, or does not say."),
     Column("interval_ns", I64, f"Time since the previous row, over which rates are computed, ns. {_SINCE_BEFORE}"),
     Column("sent_gbps", F64, f"Traffic sent, in 1e9 bits/s. {_SINCE_BEFORE}"),
     Column("received_gbps", F64, f"Traffic received, in 1e9 bits/s. {_SINCE_BEFORE}"),
@@ -53,7 +53,7 @@ QPS = Table(
         *IDENTITY,
         Column("rank", I32, "Rank in the job; only for a trainer."),
         Column("hca", NAME, "Name of the RDMA device, e.g. mlx5_0."),
-        Column("port", I32, "Port of the device; NULL until it is chosen."),
+        Column("port", I32, "Port of the device; NULL until the queue pair has a port."),
         Column("qpn", I64, "Number of the queue pair on its device."),
         Column(
             "peer_qpn", I64, "Number of the queue pair on the other end's device; NULL for connectionless queue pairs."
@@ -71,6 +71,6 @@ QPS = Table(
         ),
         Column("sq_psn", I64, "Sequence number of the next packet to send; it does not change while nothing is sent."),
         Column("rq_psn", I64, "Sequence number of the next packet to receive."),
-        Column("comm", TEXT, "Name of the process, if it belongs to no job."),
+        Column("comm", TEXT, "Name of the process, if the process belongs to no job."),
     ),
 )

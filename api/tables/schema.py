@@ -1,9 +1,9 @@
 """Classes that define tables and views: stored columns (physical), shown columns (logical), and the description of each
 column.
 
-Stored and shown columns differ: a row stores, for example, ``t_call`` and differences to it, and a shown column is an
-SQL expression over stored columns. The query engine makes its views from these expressions, and ``probing.column_docs``
-lists the descriptions.
+Stored and shown columns differ: a row stores, for example, ``ts`` and time differences to ``ts``, and a shown column
+can be an SQL expression over stored columns. The query engine makes its views from these expressions, and
+``probing.column_docs`` lists the descriptions.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = (
 )
 
 Row = dict[str, Any]
-"""A row of a table or an answer: a value for each column, or for some."""
+"""A row of a table or an answer: values by column; columns may be missing."""
 
 
 class Type(NamedTuple):
-    """The type of a column. ``make`` returns the Arrow type and is given the module pyarrow, so that code that only
-    checks SQL need not import pyarrow."""
+    """The type of a column. ``make`` takes the module pyarrow and returns the Arrow type, so that code that only checks
+    SQL need not import pyarrow."""
 
     sql: str
     make: Callable[[Any], pa.DataType]
@@ -75,7 +75,9 @@ _PLAIN_COLUMN = re.compile(r"([a-z_]\w*\.)?[a-z_]\w*")
 
 
 class Column(NamedTuple):
-    """A shown (logical) column. ``sql`` computes it from stored columns; None: it is stored under its own name."""
+    """A shown (logical) column. ``sql`` computes its value from stored columns. If ``sql`` is None, the column is
+    stored under the same name.
+    """
 
     name: str
     type: Type
@@ -131,20 +133,20 @@ class Table:
         return self.select_of(None)
 
     def select_of(self, names: Collection[str] | None) -> str:
-        """Returns ``select_list`` with only the columns in ``names`` (lower case), at least one column; None: all
-        columns.
+        """Returns ``select_list`` with only the columns in ``names`` (lower case), or with only the first column if
+        ``names`` contains no column of the table. If ``names`` is None, all columns are in the list.
         """
         wanted = [c for c in self.columns if names is None or c.name.lower() in names] or self.columns[:1]
         return ", ".join(f'({c.sql}) AS "{c.name}"' if c.sql else f'"{c.name}"' for c in wanted)
 
 
 class View(NamedTuple):
-    """A named SELECT over tables and other views, which replaces its name in a query.
+    """A named SELECT over tables and other views. In a query, the SELECT takes the place of the view's name.
 
-    ``columns`` may be empty if only a database can find them. ``local``: its result over all nodes is the union of its
-    results on each node, so that each node can compute its own. ``single``: each LEFT JOIN in it finds at most one row,
-    so a join whose columns are not used can be left out. ``problem``: why the view cannot be used; it then has no
-    ``sql``.
+    ``columns`` is empty for a view whose columns only a database can determine. ``local``: the result over all nodes is
+    the union of the results on each node, so each node can compute its own part. ``single``: each LEFT JOIN in the view
+    finds at most one row, so a join whose columns are not used can be left out. ``problem``: why the view cannot be
+    used; such a view has no ``sql``.
     """
 
     name: str
@@ -157,10 +159,11 @@ class View(NamedTuple):
 
 
 def view(name: str, doc: str, columns: tuple[Column, ...], source: str = "", *, local: bool = True) -> View:
-    """Returns a view of ``columns``; ``source`` follows the word FROM. Without a source the view has no rows.
+    """Returns a view of ``columns``. ``source``: the text after the word FROM; if it is empty, the view has no rows.
 
-    The ``sql`` of a column is an expression over ``source``; None: it is NULL. Expressions other than a column's name
-    are cast, so that each column has its declared type. Each LEFT JOIN of ``source`` must find at most one row.
+    The ``sql`` of a column is an expression over ``source``; if it is None, the column is NULL. Expressions other than
+    a column's name are cast, so that each column has its declared type. Each LEFT JOIN of ``source`` must find at most
+    one row.
     """
     items = ", ".join(f'{_typed(column)} AS "{column.name}"' for column in columns)
     rows = f"FROM {source}" if source else "WHERE false"
@@ -174,8 +177,8 @@ def _typed(column: Column) -> str:
 
 
 def stored(columns: tuple[Column, ...], *extra: Stored, without: tuple[str, ...] = ()) -> tuple[Stored, ...]:
-    """Returns the stored columns of a table: its columns without an expression, and ``extra`` columns that expressions
-    read.
+    """Returns the stored columns of a table: all ``columns`` that have no expression and are not in ``without``, and
+    the columns ``extra``, which the expressions of shown columns read.
     """
     own = [Stored(c.name, c.type) for c in columns if c.sql is None and c.name not in without]
     return (*own, *extra)

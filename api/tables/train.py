@@ -1,4 +1,4 @@
-"""Tables of training steps, which are computed from the operations and optimizers of the ranks, and of labels."""
+"""Tables of labels and of training steps. Steps are found from operations, optimizers, variables or reports of jobs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _COLUMNS = (
     Column(
         "step",
         I64,
-        "Number of the step: the job's own number if a variable holds it; else the number of steps seen"
-        " before, from 0, which differs from the job's own number by a constant.",
+        "Number of the step: the job's own number if a watched variable holds it or the job reports it. Otherwise the"
+        " number of earlier steps that were seen, which differs from the job's own number by a constant.",
     ),
     Column("t_start", TIME, "When the step began (the same as ts), UTC.", sql="ts"),
     Column("t_end", TIME, "When the step ended, UTC.", sql="make_timestamp_ns(epoch_ns(ts) + duration_ns)"),
-    Column("duration_ns", I64, "Time from the begin to the end of the step, ns."),
+    Column("duration_ns", I64, "Time from the start to the end of the step, ns."),
     Column(
         "comm_ns",
         I64,
@@ -27,19 +27,25 @@ _COLUMNS = (
     Column(
         "wait_ns",
         I64,
-        "Part of comm_ns in which the rank waited for a rank of its own node to call, ns; it may have waited"
-        " longer for a rank of another node (views.op_lag compares all). NULL if unknown, and if the"
+        "Part of comm_ns in which this rank waited until another rank on its node called the operation, ns. It may have"
+        " waited longer for a rank on another node: views.op_lag compares all ranks. NULL if unknown, or if the"
         " communicator has no other rank on the node.",
     ),
     Column("ops", I32, "Number of collective operations in the step."),
-    Column("source", NAME, "How steps were recognized: collective_period, optimizer_frame, variable or span."),
-    Column("confidence", F64, "How certain the steps are, from 0 to 1."),
-    Column("why", TEXT, "Data from which the period of steps was computed."),
+    Column(
+        "source",
+        NAME,
+        "How the step was recognized: collective_period (the rank's operations repeat), optimizer_frame, variable or"
+        " span.",
+    ),
+    Column("confidence", F64, "How certain the step is, from 0 to 1."),
+    Column("why", TEXT, "Data from which the step was computed."),
 )
 
 STEPS = Table(
     "train.steps",
-    "Training steps of each rank, one row for each step that has ended. No rows if no period is found.",
+    "Training steps of each rank, one row for each step that has ended. A rank whose steps cannot be recognized"
+    " has no rows.",
     _COLUMNS,
     stored(_COLUMNS),
     sort_by=("job", "rank", "ts"),
@@ -49,7 +55,7 @@ _LABEL_COLUMNS = (
     *IDENTITY,
     Column("rank", I32, "Rank in the job."),
     Column("key", NAME, "Name of the label, such as phase."),
-    Column("value", TEXT, "Value of the label from now on; NULL: the label was removed."),
+    Column("value", TEXT, "Value of the label from ts on; NULL if the label was removed."),
     Column(
         "source",
         NAME,

@@ -1,4 +1,4 @@
-"""Tables that are known at run time only: ``user.NAME`` of a probe that a user writes, ``python.NAME`` of a job."""
+"""Tables that are known only at run time: ``user.NAME`` of a user's probe, and ``python.NAME``, which jobs write."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ __all__ = (
 
 SCHEMA = "user"
 USER_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
-"""The names that a probe, its table and its columns may have."""
+"""The pattern of the names of probes, their tables and their columns."""
 MAX_COLUMNS = 64
 MAX_JOB_COLUMNS = 2 * MAX_COLUMNS
-"""The most columns of a table of jobs, of which a job has at most MAX_COLUMNS: jobs of several users share it."""
+"""The maximum number of columns of a table that jobs write. A job writes at most MAX_COLUMNS of them; jobs of several
+users share the table."""
 MAX_DOC = 400
 COLUMN_TYPES: dict[str, Type] = {
     "u8": U8,
@@ -59,7 +60,8 @@ def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> 
     own = list(columns)
     if not USER_NAME.fullmatch(name):
         raise FormatError(
-            f"{name[:80]!r} is not a valid name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first"
+            f"{name[:80]!r} is not a valid name of a table",
+            hint="a name starts with a-z, continues with a-z, 0-9 or _, and has at most 41 characters",
         )
     if len(own) > MAX_COLUMNS or len(doc) > MAX_DOC:
         raise FormatError(f"user.{name} has more than {MAX_COLUMNS} columns or {MAX_DOC} characters of description")
@@ -74,25 +76,26 @@ def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> 
 
 JOB_SCHEMA = "python"
 JOB_TYPES: dict[str, Type] = {"i64": I64, "f64": F64, "text": TEXT}
-"""The types of the values in a column of a job, each wider than the type before it."""
+"""The types of values in columns of jobs' tables, from the narrowest to the widest."""
 _JOB_COMMON = (
     *IDENTITY,
-    Column("rank", I32, "Rank in the job, for a trainer."),
-    Column("timestamp", I64, "When the row was written, or the time that the job gave it, us since 1970."),
+    Column("rank", I32, "Rank in the job; only for a trainer."),
+    Column("timestamp", I64, "Time that the job gave the row, else when the row was written, us since 1970."),
 )
-_JOB_DOC = "Rows that jobs wrote to a table of their own, by probing.ExternalTable."
+_JOB_DOC = "Rows that jobs wrote to their own table, with probing.ExternalTable."
 
 
 def job_table(name: str, columns: Mapping[str, Sequence[str]]) -> Table:
-    """Returns the table ``python.NAME``: the common columns, then ``columns`` (by name, the types of their values).
+    """Returns the table ``python.NAME``: the common columns, then ``columns`` (name of a column: types of its values).
 
-    Values of the first type are stored under the name of the column, values of each further type aside, in
-    ``COLUMN__TYPE``: stored rows stay as they are. The column shows the widest type. Raises FormatError for a name or a
-    type that no such table can have.
+    Values of a column's first type are stored under the column's name, values of each further type under
+    ``COLUMN__TYPE``, so that a new type leaves stored rows unchanged. The shown column has the widest type. Raises
+    FormatError for an invalid name or type.
     """
     if not USER_NAME.fullmatch(name):
         raise FormatError(
-            f"{name[:80]!r} is not a valid name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first"
+            f"{name[:80]!r} is not a valid name of a table",
+            hint="a name starts with a-z, continues with a-z, 0-9 or _, and has at most 41 characters",
         )
     if len(columns) > MAX_JOB_COLUMNS:
         raise FormatError(f"{JOB_SCHEMA}.{name} has more than {MAX_JOB_COLUMNS} columns")
@@ -110,7 +113,7 @@ def job_table(name: str, columns: Mapping[str, Sequence[str]]) -> Table:
 
 
 def job_columns(table: Table) -> dict[str, list[str]]:
-    """Returns the columns from which ``job_table`` made ``table``."""
+    """Returns the value of the argument ``columns`` with which ``job_table`` made ``table``."""
     kinds = {kind: name for name, kind in JOB_TYPES.items()}
     columns: dict[str, list[str]] = {}
     for place in table.storage[len(_JOB_COMMON) :]:
@@ -119,9 +122,9 @@ def job_columns(table: Table) -> dict[str, list[str]]:
 
 
 class UserTable(TypedDict):
-    """A table of ``user_table`` or ``job_table`` as JSON; a column is its name, type and description.
+    """The JSON form of a table that ``user_table`` or ``job_table`` made. Each column is (name, type, description).
 
-    The name of a table of jobs has its schema in front; the types of its columns are joined by +.
+    For a table of jobs, ``name`` includes the schema, and the types of a column are joined by +.
     """
 
     name: str
@@ -130,7 +133,7 @@ class UserTable(TypedDict):
 
 
 def user_table_to(table: Table) -> UserTable:
-    """Returns a table of ``user_table`` or ``job_table`` as JSON."""
+    """Returns the JSON form of ``table``, which ``user_table`` or ``job_table`` made."""
     if table.name.startswith(f"{JOB_SCHEMA}."):
         of_job = [(name, "+".join(kinds), "") for name, kinds in job_columns(table).items()]
         return {"name": table.name, "doc": table.doc, "columns": of_job}
@@ -140,10 +143,10 @@ def user_table_to(table: Table) -> UserTable:
 
 
 def user_table_from(value: Any) -> Table:
-    """Returns a table from the JSON of ``user_table_to``. Raises FormatError for any other value."""
+    """Returns the table whose JSON form (``user_table_to``) is ``value``. Raises FormatError for any other value."""
     try:
         if not isinstance(value, Mapping):
-            raise TypeError("no object")
+            raise TypeError("not an object")
         columns = [(str(name), str(kind), str(doc)) for name, kind, doc in value["columns"]]
         schema, _, name = str(value["name"]).rpartition(".")
         if schema == JOB_SCHEMA:

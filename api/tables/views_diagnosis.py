@@ -19,12 +19,12 @@ _OPERATIONS = (
     f" UNION ALL SELECT {_WHO}, op, epoch_ns(ts) AS began, epoch_ns(ts) + age_ns AS ended FROM comm.inflight"
     " WHERE rank IS NOT NULL"
 )
-# A row of samples on the CPU is about one second, and a row of samples off the CPU about one wait.
+# A row of on-CPU samples covers one second, a row of off-CPU samples one wait.
 _SAMPLES = (
     f"SELECT {_WHO}, coalesce(trains, tid = pid) AS main, on_cpu, stack_id, epoch_ns(ts) AS began,"
     f" epoch_ns(ts) + duration_ns AS ended FROM python.samples WHERE ts > now() - {_LONGEST} AND rank IS NOT NULL"
 )
-# A stack is stored again in each hour in which it is seen.
+# A stack is stored again in each hour in which it is seen, so 3 hours cover the stacks of all samples above.
 _STACKS = (
     "SELECT stack_id, any_value(frames[1].func) AS func FROM python.stacks WHERE ts > now() - INTERVAL 3 HOUR"
     " GROUP BY stack_id"
@@ -48,7 +48,7 @@ _EACH = (
     f" sum(cpu_ns) AS cpu_ns, any_value(func) AS func FROM ({_BY_OPERATION} UNION ALL {_BY_SAMPLE}) AS b"
     f" GROUP BY {_WHO}, second"
 )
-# The first interval that ends in a second or after it is used, if it overlaps the second.
+# For each second, _WAITED uses the first interval that ends in the second or later, if it overlaps the second.
 _WAITS = (
     "SELECT node, pid, start_ns, ts, wall_ns, run_delay_ns FROM cpu.utilization"
     f" WHERE scope = 'process' AND ts > now() - {_LONGEST}"
@@ -65,7 +65,7 @@ RANK_SECOND = view(
     " samples of the rank.",
     (
         Column("node", NAME, "Name of the node.", sql="u.node"),
-        Column("ts", TIME, "Begin of the second, UTC.", sql="u.ts"),
+        Column("ts", TIME, "Start of the second, UTC.", sql="u.ts"),
         Column("job", NAME, "The job of the process.", sql="u.job"),
         Column("run", NAME, "The run of the job.", sql="u.run"),
         Column("pid", I32, "Process id as seen on the host.", sql="u.pid"),
@@ -74,8 +74,8 @@ RANK_SECOND = view(
         Column(
             "step",
             I64,
-            "Number of the last step in train.steps that began before the second; a step that has not ended has"
-            " no row there.",
+            "Number of the latest step that began before the end of this second. train.steps has no rows of steps that"
+            " have not ended.",
             sql="s.step",
         ),
         Column(
@@ -87,10 +87,15 @@ RANK_SECOND = view(
         Column(
             "op",
             TEXT,
-            "Last operation that was called before the end of the second and had not ended before its begin.",
+            "Operation that was called last, among the operations in progress during the second.",
             sql="u.op",
         ),
-        Column("top_func", TEXT, "Innermost Python function of most samples of the main thread.", sql="u.func"),
+        Column(
+            "top_func",
+            TEXT,
+            "Innermost Python function in which the main thread spent the most sampled time.",
+            sql="u.func",
+        ),
         Column(
             "cpus",
             F64,

@@ -1,4 +1,4 @@
-"""A view with one row for each finding. The table ``diagnosis.findings`` has a row for each change of a finding, on
+"""A view with one row for each finding. The table ``diagnosis.findings`` has a row for each change of a finding on
 each node.
 """
 
@@ -25,7 +25,8 @@ _FIRST = "json_extract_string(f.culprits, '$[0].{}')"
 
 CURRENT = view(
     "diagnosis.current",
-    "Present and past findings about jobs, a row for each in its newest state; node, rank and pid are of the culprit.",
+    "Present and past findings about jobs, one row for each finding in its newest state; node, rank and pid"
+    " describe the first culprit.",
     (
         Column(
             "node",
@@ -39,7 +40,7 @@ CURRENT = view(
         Column(
             "duration_ns",
             I64,
-            "Duration of the finding's state, ns: from `since`, else `opened`, to `closed`, else now.",
+            "Duration of the finding's state, ns: from `since` (or `opened`, if `since` is NULL) to `closed` (or now).",
             sql="epoch_ns(coalesce(f.closed, now())) - epoch_ns(coalesce(f.since, f.opened))",
         ),
         *chosen(FINDINGS, "f", "since", "opened", "closed", "confidence", "ranks", "nodes", "victims", "about"),

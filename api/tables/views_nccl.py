@@ -30,7 +30,7 @@ _COLL_FUNC = Column(
 )
 _P2P = "o.op IN ('send', 'recv')"
 _PARALLEL = unknown(I32, "only the job knows the ranks of its grid", "tp_rank", "pp_rank", "dp_rank")
-_PLUGIN = "only a plugin inside NCCL sees it"
+_PLUGIN = "only a plugin inside NCCL can see this value"
 _NOT_SEEN = "work of NCCL's proxy threads is not seen from outside; the view is empty"
 
 COLL_PERF = view(
@@ -62,7 +62,7 @@ COLL_PERF = view(
 
 INFLIGHT_OPS = view(
     "nccl.inflight_ops",
-    "Operations of NCCL that were called and are not finished, as they are now, from comm.inflight.",
+    "Operations of NCCL that were called and have not finished, as of now, from comm.inflight.",
     (
         *identity("o"),
         *chosen(comm.INFLIGHT, "o", "rank", comm_hash="comm"),
@@ -71,7 +71,12 @@ INFLIGHT_OPS = view(
         Column("kind", TEXT, "coll or p2p.", sql=f"CASE WHEN {_P2P} THEN 'p2p' ELSE 'coll' END"),
         *unknown(I32, _PLUGIN, "channel_id"),
         *chosen(comm.INFLIGHT, "o", "peer"),
-        Column("is_send", I32, "1 for send, 0 for recv; else NULL.", sql=f"CASE WHEN {_P2P} THEN o.op = 'send' END"),
+        Column(
+            "is_send",
+            I32,
+            "1 for send, 0 for recv, NULL for other operations.",
+            sql=f"CASE WHEN {_P2P} THEN o.op = 'send' END",
+        ),
         Column("start_ns", I64, "When the operation was called, ns since 1970.", sql="epoch_ns(o.ts)"),
         *chosen(comm.INFLIGHT, "o", "age_ns"),
     ),
@@ -80,7 +85,7 @@ INFLIGHT_OPS = view(
 
 PROXY_OPS = view(
     "nccl.proxy_ops",
-    "Operations of NCCL's proxy threads: always empty, they are not seen from outside.",
+    "Operations of NCCL's proxy threads: always empty, because these operations are not seen from outside.",
     (
         *unknown(NAME, _NOT_SEEN, "node"),
         *unknown(TIME, _NOT_SEEN, "ts"),
@@ -95,7 +100,7 @@ PROXY_OPS = view(
 
 NET_QP = view(
     "nccl.net_qp",
-    "Transfers of NCCL's network plugin: always empty, they are not seen from outside.",
+    "Transfers of NCCL's network plugin: always empty, because these transfers are not seen from outside.",
     (
         *unknown(NAME, _NOT_SEEN, "node"),
         *unknown(TIME, _NOT_SEEN, "ts"),
@@ -111,15 +116,15 @@ _POOLS = tuple(f"{pool}_{what}" for what in ("live", "cap") for pool in ("coll",
 
 PROFILER_COUNTERS = view(
     "nccl.profiler_counters",
-    "Whether rows of operations are missing, from the source collectives in probing.sources; a row a node.",
+    "Whether rows of operations are missing, from the source `collectives` in probing.sources; one row for each node.",
     (
         Column("node", NAME, "Name of the node.", sql="s.node"),
         Column("ts", TIME, "When the row was made, UTC.", sql="s.ts"),
         *unknown(I32, "one source sees all ranks of the node", "rank"),
-        *unknown(I64, "the plugin's events; comm.ops counts the operations", *_EVENTS),
+        *unknown(I64, "only the plugin counts its events; comm.ops has the operations", *_EVENTS),
         Column("rows_written", I64, "Number of rows of operations since the daemon started.", sql="s.rows"),
-        *unknown(I64, "there are no such pools", "pool_exhausted", "write_errors", "filtered", *_POOLS),
-        *unknown(I64, "there is no such ring", "ring_chunks_recycled"),
+        *unknown(I64, "probingd has no such pools", "pool_exhausted", "write_errors", "filtered", *_POOLS),
+        *unknown(I64, "probingd has no such ring", "ring_chunks_recycled"),
         Column("ring_rows_overwritten", I64, "Number of rows that were lost since the daemon started.", sql="s.lost"),
     ),
     "probing.sources AS s WHERE s.source = 'collectives'",

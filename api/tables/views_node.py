@@ -8,11 +8,12 @@ from probing.api.tables.views_columns import ROLE, chosen, identity, unknown
 
 __all__ = ("VIEWS",)
 
-_LAUNCHER = "only the launcher knows"
+_LAUNCHER = "only the launcher knows this value"
 
 CLUSTER_NODES = view(
     "cluster.nodes",
-    "The ranks that train or have ended lately, a row a rank, from process.processes; cluster.members has the nodes.",
+    "The ranks that train now or ended recently, one row for each rank, from process.processes; cluster.members has the"
+    " nodes.",
     (
         *identity("p"),
         Column("host", TEXT, "Name of the node.", sql="p.node"),
@@ -30,7 +31,7 @@ CLUSTER_NODES = view(
         Column(
             "status",
             TEXT,
-            "running, or dead for a process that has ended.",
+            "`running`, or `dead` for a process that has ended.",
             sql="CASE WHEN p.state IN ('exited', 'zombie') THEN 'dead' ELSE 'running' END",
         ),
         Column("timestamp", I64, "When the process was in this state, microseconds since 1970.", sql="epoch_us(p.ts)"),
@@ -39,7 +40,7 @@ CLUSTER_NODES = view(
     " WHERE p.role = 'trainer'",
 )
 
-_CATALOG = Column("table_catalog", TEXT, "Always probe, which is Probing's name for the data of a node.", sql="'probe'")
+_CATALOG = Column("table_catalog", TEXT, "Always 'probe', Probing's name for the data of a node.", sql="'probe'")
 _KINDS = "CASE WHEN t.live = 'view' THEN 'VIEW' ELSE 'BASE TABLE' END"
 TABLES = view(
     "information_schema.tables",
@@ -72,7 +73,7 @@ DF_SETTINGS = view(
     "information_schema.df_settings",
     "Settings, from probing.settings, with Probing's prefix before their names.",
     (
-        Column("name", TEXT, "Name of the setting, with the prefix probing.", sql="'probing.' || s.key"),
+        Column("name", TEXT, "Name of the setting, with the prefix `probing.`", sql="'probing.' || s.key"),
         Column("value", TEXT, "Value of the setting, written as in a configuration file.", sql="s.value"),
         Column("description", TEXT, "Description of the setting.", sql="s.doc"),
         Column("node", TEXT, "Name of the node.", sql="s.node"),
@@ -82,7 +83,7 @@ DF_SETTINGS = view(
 
 MLX_HCA = view(
     "rdma.mlx_hca",
-    "Ports of RDMA devices, all of them, with their history, from rdma.ports.",
+    "Ports of all RDMA devices, with their history, from rdma.ports.",
     (
         Column("node", TEXT, "Name of the node.", sql="r.node"),
         Column("ts", TIME, "When the values were read, UTC.", sql="r.ts"),

@@ -16,7 +16,7 @@ _STEPS = tuple(Column(name, I64, _STEP_DOC, sql=_STEP) for name in ("local_step"
 _STEPS_THEMSELVES = chosen(train.STEPS, "s", local_step="step", global_step="step")
 _SIZE_DOC = "Number of ranks of the job; NULL once the node has forgotten the process."
 _WORLD_SIZE = Column("world_size", I32, _SIZE_DOC, sql="p.world_size")
-_MS_DOC = "As duration_ns of comm.ops, in ms: NULL where the end is not known."
+_MS_DOC = "The same as duration_ns of comm.ops, in ms; NULL if the end is not known."
 _MS = Column("duration_ms", F64, _MS_DOC, sql="o.duration_ns / 1e6")
 _NOT_READ = "tensors are not read from outside"
 
@@ -31,7 +31,11 @@ COMM_COLLECTIVE = view(
         _WORLD_SIZE,
         ROLE,
         *chosen(comm.OPS, "o", "op", group_rank="comm_rank", group_size="comm_size"),
-        *unknown(TEXT, "other nodes know the other ranks; comm.communicators has them", "participate_ranks"),
+        *unknown(
+            TEXT,
+            "the rows of one node do not show all ranks; comm.communicators of all nodes does",
+            "participate_ranks",
+        ),
         *unknown(TEXT, _NOT_READ, "tensor_shape"),
         *chosen(comm.OPS, "o", "bytes", tensor_dtype="dtype"),
         _MS,
@@ -85,12 +89,13 @@ _HELD = (
 )
 _SAME = "s.node = {0}.node AND s.pid = {0}.pid AND s.start_ns = {0}.start_ns"
 _HELD_BY_CUDA = (
-    "that the process got from the CUDA runtime and holds at the end of the step, MB, counted since it is watched,"
-    " including the allocator's caches, unlike torch's own figure. Without rows of cuda.memory it is the device memory"
-    " that the driver counts for the process, with the CUDA context; NULL if both are missing"
+    "that the process got from the CUDA runtime and holds at the end of the step, MiB. It is counted from the time when"
+    " the daemon began to watch the process, and includes the allocator's caches, unlike torch's own figure. Without"
+    " rows of cuda.memory, the value is the device memory that the driver reports for the process, which includes the"
+    " CUDA context; NULL if both are missing"
 )
 # Memory that the driver reports, summed over the devices of a process. _USED: the last reading before the end of a
-# step, unless it is older than 30 s.
+# step, unless that reading is more than 30 s older than the end.
 _OF_DRIVER = (
     "(SELECT node, pid, start_ns, ts, sum(used_bytes) AS used FROM gpu.processes"
     " WHERE used_bytes IS NOT NULL AND start_ns IS NOT NULL GROUP BY node, pid, start_ns, ts)"
@@ -104,7 +109,8 @@ def _mb(name: str, sql: str, doc: str) -> Column:
 
 TORCH_TRACE = view(
     "python.torch_trace",
-    "Steps as rows of Probing's module hooks: one row a step and rank, of stage post step; no module is seen.",
+    "Steps in the form of the rows that Probing's module hooks write: one row for each step and rank, always with the"
+    " stage `post step`. Modules are not seen.",
     (
         *identity("s"),
         *MICRO,
@@ -112,20 +118,20 @@ TORCH_TRACE = view(
         *chosen(train.STEPS, "s", "step"),
         Column("seq", I64, "Number of the row within its step: always 0, because there is one row.", sql="0"),
         *unknown(TEXT, "no hook runs in the job; python.torch_modules has samples of modules", "module"),
-        Column("stage", TEXT, "Always post step.", sql="'post step'"),
+        Column("stage", TEXT, "Always `post step`.", sql="'post step'"),
         _mb("allocated", f"coalesce(m.held, {_USED})", f"Memory {_HELD_BY_CUDA}."),
-        _mb("max_allocated", "m.peak", "Largest value of allocated since the process is watched, MB."),
-        _mb("cached", f"coalesce(m.held, {_USED})", "The same as allocated: a cache counts as in use."),
+        _mb("max_allocated", "m.peak", "Largest value of allocated since the daemon began to watch the process, MiB."),
+        _mb("cached", f"coalesce(m.held, {_USED})", "The same as allocated, which includes caches."),
         _mb("max_cached", "m.peak", "The same as max_allocated."),
         Column(
             "time_offset",
             F64,
-            "Time from the begin of the step to the row, s; the same as duration.",
+            "Time from the start of the step to the row, s; the same as duration.",
             sql="s.duration_ns / 1e9",
         ),
-        Column("duration", F64, "Time from the begin to the end of the step, s.", sql="s.duration_ns / 1e9"),
-        _mb("allocated_delta", "m.held - coalesce(b.held, 0)", "Growth of allocated in the step, MB."),
-        _mb("max_allocated_delta", "m.peak - coalesce(b.peak, 0)", "Growth of max_allocated in the step, MB."),
+        Column("duration", F64, "Time from the start to the end of the step, s.", sql="s.duration_ns / 1e9"),
+        _mb("allocated_delta", "m.held - coalesce(b.held, 0)", "Growth of allocated in the step, MiB."),
+        _mb("max_allocated_delta", "m.peak - coalesce(b.peak, 0)", "Growth of max_allocated in the step, MiB."),
         *chosen(train.STEPS, "s", "rank"),
         _WORLD_SIZE,
         ROLE,
@@ -152,14 +158,14 @@ TORCH_STEP_TIMING = view(
         *chosen(train.STEPS, "s", "rank"),
         _WORLD_SIZE,
         ROLE,
-        Column("step_duration_sec", F64, "Time from the begin to the end of the step, s.", sql="s.duration_ns / 1e9"),
+        Column("step_duration_sec", F64, "Time from the start to the end of the step, s.", sql="s.duration_ns / 1e9"),
         Column(
             "is_shadow",
             I32,
-            "1 for a step without Probing's hooks: always 1, because no hook runs inside a job.",
+            "Always 1: no step runs with Probing's hooks, because no hook runs inside a job.",
             sql="1",
         ),
-        Column("sampled", I32, "1 for a step that was sampled by hooks: always 0.", sql="0"),
+        Column("sampled", I32, "Always 0: no step is sampled by hooks, because no hook runs inside a job.", sql="0"),
         *unknown(I32, _NO_HOOK, "shadow_normal", "shadow_baseline"),
         *unknown(F64, _NO_HOOK, "sample_rate"),
         *unknown(TEXT, _NO_HOOK, "sample_mode"),
@@ -203,8 +209,8 @@ TRACE_VARIABLES = view(
     (
         *identity("v"),
         *chosen(python.VARIABLES, "v", "rank", "step", function_name="func"),
-        *unknown(TEXT, "python.variables keeps the function only", "filename"),
-        *unknown(I32, "python.variables keeps the function only", "lineno"),
+        *unknown(TEXT, "python.variables does not store where the function is", "filename"),
+        *unknown(I32, "python.variables does not store where the function is", "lineno"),
         *chosen(python.VARIABLES, "v", "value", variable_name="name", value_type="type"),
     ),
     "python.variables AS v",

@@ -1,8 +1,9 @@
-"""Views that show which rank the others wait for, by operation, hour and node, and which process a connection leads to.
+"""Views that show which rank the other ranks of a job wait for (by operation, hour and node), and which process is at
+the other end of a connection.
 
-If an operation ends on all ranks at the same time, the rank that calls last has the shortest duration, and another rank
-has waited for it by the difference of their durations. Clocks of nodes are not compared. If the row of a rank is
-missing, for example because its node was not asked, the operation does not show which rank was last.
+If an operation ends on all ranks at the same time, the rank that calls last has the shortest duration. Each other rank
+waited for that rank; the wait is the difference of their durations. Clocks of nodes are not compared. If the row of a
+rank is missing, for example because its node was not asked, the operation does not show which rank was last.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ _RUN = Column("run", NAME, "The run of the job.", sql="o.run")
 
 OP_LAG = view(
     "views.op_lag",
-    "The rank that called last, and how long the first rank waited for it: a row for each operation of several ranks in"
-    " the last hour whose duration is known. Ask with --all-nodes: if the row of a rank is missing, no rank is named.",
+    "The rank that called last, and how long the first rank waited for it: a row for each operation of the last hour"
+    " that has several ranks and a known duration. Ask with --all-nodes: if the row of a rank is missing, no rank is"
+    " named.",
     (
         Column("node", TEXT, "Node of the rank that called last.", sql=_if_whole("last_node")),
         Column("ts", TIME, "When the first rank called the operation, UTC, by the clock of its node.", sql="o.began"),
@@ -61,7 +63,7 @@ OP_LAG = view(
         Column("comm", NAME, "The communicator.", sql="o.comm"),
         Column("comm_name", NAME, "Name that the framework gives the communicator.", sql="o.comm_name"),
         Column("seq", I64, "Sequence number on the communicator.", sql="o.seq"),
-        Column("op", NAME, "Operation, as all_reduce.", sql="o.op"),
+        Column("op", NAME, "Operation, e.g. all_reduce.", sql="o.op"),
         Column("bytes", I64, "Bytes that each rank contributes.", sql="o.bytes"),
         Column("comm_size", I32, "Number of ranks of the communicator.", sql="o.comm_size"),
         Column("members", I64, "Number of ranks that have a row of the operation.", sql="o.members"),
@@ -87,17 +89,18 @@ _HOURS = (
 
 WAITS_BY_HOUR = view(
     "views.waits_by_hour",
-    "Who waits for whom: a row for each hour of the last 24, each rank, and each other rank that it waited for in"
-    " operations. Ask with --all-nodes: without the rows of all ranks an operation does not count.",
+    "Which rank waits for which: a row for each hour of the last 24 hours, each rank, and each other rank that it"
+    " waited for in operations. Ask with --all-nodes: an operation counts only if the rows of all its ranks are"
+    " present.",
     (
         Column("node", NAME, "Node of the rank that waits.", sql="o.node"),
-        Column("ts", TIME, "Begin of the hour, UTC.", sql="o.ts"),
+        Column("ts", TIME, "Start of the hour, UTC.", sql="o.ts"),
         _JOB,
         _RUN,
         Column("rank", I32, "Rank that waits.", sql="o.rank"),
         Column("waits_for", I32, "Rank that called last.", sql="o.last_rank"),
         Column("waits_for_node", NAME, "Node of the rank that called last.", sql="o.last_node"),
-        Column("ops", I64, "Number of operations in which that rank called last.", sql="o.ops"),
+        Column("ops", I64, "Number of operations in which the rank in waits_for called last.", sql="o.ops"),
         Column("wait_ns", I64, "How long the rank waited in these operations, ns.", sql="o.wait_ns"),
     ),
     f"({_HOURS}) AS o",
@@ -114,8 +117,8 @@ _NODES = (
 SLOW_NODES = view(
     "views.slow_nodes",
     "How long each job waited for ranks of each node in operations of the last 24 hours; a row for each job and node"
-    " whose rank was last in any operation. Ask with --all-nodes: without the rows of all ranks an operation does not"
-    " count.",
+    " whose rank was last in any operation. Ask with --all-nodes: an operation counts only if the rows of all its ranks"
+    " are present.",
     (
         Column("node", NAME, "Node whose ranks called last.", sql="o.node"),
         _JOB,
@@ -147,8 +150,8 @@ _OPEN = "(SELECT * FROM net.sockets WHERE state = 'open')"
 
 CONNECTIONS = view(
     "views.connections",
-    "Who talks to whom: the TCP connections of watched processes as of now (live), with the process at the other end"
-    " where it is watched, too. Ask with --all-nodes for connections between nodes.",
+    "The TCP connections of watched processes as of now (live), and the process at the other end if that process is"
+    " watched too. Ask with --all-nodes for connections between nodes.",
     (
         *chosen(SOCKETS, "s", "node", "ts", "job", "run", "pid", "start_ns", "rank", "role"),
         *chosen(SOCKETS, "s", "local_address", "local_port", "peer_address", "peer_port"),

@@ -1,5 +1,5 @@
-"""Makes the files of a bug report and its archive. All texts in the files come from the redactor, and the archive names
-neither its maker nor the machine.
+"""Makes the files of a bug report and its archive. The redactor replaces names in the texts that nodes report, and the
+archive names neither its maker nor the machine.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _README = """\
 A report about probingd, made by `probingctl bugreport`. docs/bugreport.md describes it.
 
 Names are replaced by tokens, the same name by the same token in all files: job-1, run-1, host-1, user-1, path-1,
-address-1, container-1, pod-1, finding-1. Texts, such as lines of the log, show only words that occur in the sources of
-probingd, numbers and times; every other word is name-N. Command lines, environments, stacks, values of variables and
-lines of trainers are not asked for.
+address-1, container-1, pod-1, finding-1. Texts, such as lines of the log, show only numbers, times, and words that
+occur in the sources of probingd; every other word is name-N. Command lines, environments, stacks, values of variables
+and lines of trainers are not asked for.
 """
 
 
@@ -50,7 +50,7 @@ _TEXTUAL = frozenset({Kind.NUMBER, Kind.VERSION, Kind.TEXT, Kind.TEXTS})
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the report. ``problem``: why the content is missing, which the file then says; else empty."""
+    """A file of the report. If the content is missing, ``problem`` says why, and ``data`` has the same reason."""
 
     name: str
     about: str
@@ -78,7 +78,7 @@ def contents(gathered: Sequence[Gathered], redactor: Redactor, now: str) -> list
 
 
 def _meet(gathered: Sequence[Gathered], redactor: Redactor) -> None:
-    """Gives each name a token, first the names of nodes, before any text is written."""
+    """Gives each name a token, the names of nodes first. Only names that have a token are replaced in texts."""
     for one in gathered:
         redactor.token(Kind.HOST, one.node or one.address)
     redactor.token(Kind.HOST, socket.gethostname())
@@ -203,7 +203,7 @@ def _json(value: Any) -> bytes:
 
 
 def write_archive(sink: IO[bytes], files: Sequence[File], now: int) -> None:
-    """Writes ``files`` as an archive to ``sink``; ``now`` is the time of the files, in s since 1970."""
+    """Writes ``files`` as an archive to ``sink``; ``now``, in s since 1970, becomes their modification time."""
     # The empty name keeps gzip from writing a file name into the header.
     with (
         gzip.GzipFile("", "wb", fileobj=sink, mtime=now) as packed,

@@ -40,7 +40,8 @@ MAX_LINES = 4000
 MAX_LOG_BYTES = 4 << 20
 COMMAND_S = 20.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Allowed values of the options by which `probingd check` finds the running daemon.
+# _PLACES: the options by which `probingd check` finds the running daemon. Their values are passed on only if they match
+# _PLACE, because they come from a node.
 _PLACE = re.compile(r"/[\w./-]{1,200}|[\w-]{1,32}")
 _PLACES = ("instance", "state_dir", "socket", "probes.bpffs")
 _UNITS = "probingd*"
@@ -56,7 +57,7 @@ def _boot_id() -> str:
 
 
 def check(config: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Returns the results of `probingd check` for the daemon whose rows of probing.config are ``config``. Raises
+    """Returns the results of `probingd check` for the daemon that runs with ``config`` (rows of probing.config). Raises
     NotFound if there is no probingd, ProbingError if the check fails."""
     own = sysconfig.get_path("scripts")
     program = shutil.which("probingd", path=os.pathsep.join((own, os.environ.get("PATH", os.defpath))))
@@ -73,10 +74,10 @@ def check(config: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def journal() -> list[str]:
-    """Returns the last lines of the daemon's units in the journal, oldest first: time, unit, priority, message. Raises
-    ProbingError if there are none or they cannot be read."""
+    """Returns the last lines of the daemon's units in the journal, oldest first. A line has time, unit, priority and
+    message. Raises ProbingError if there are no lines or if they cannot be read."""
     if shutil.which("journalctl") is None:
-        raise NotFound("there is no journalctl here", hint=_NO_LOG)
+        raise NotFound("journalctl is not installed", hint=_NO_LOG)
     fields = "MESSAGE,PRIORITY,_SYSTEMD_UNIT,UNIT"
     out = _output(
         [
@@ -135,14 +136,17 @@ def _output(words: Sequence[str], *, fine: tuple[int, ...] = (0,)) -> bytes:
 
 
 QUESTION_S = 10.0
-# The share of ``seconds`` that a node's questions may take; after it, the answers so far are kept.
+# The share of ``seconds`` that the questions to a node may take. After that, each further question gets a timeout of
+# only 0.05 s, so that the answers so far are kept.
 _SHARE = 0.85
 _MAX_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The parts of a report that the options add. ``log``: a file that is read in place of the journal."""
+    """The options of a report. ``python``: the interpreter whose versions are reported; ``log``: a file that is read in
+    place of the journal.
+    """
 
     python: str = ""
     log: Path | None = None
@@ -165,13 +169,13 @@ class Gathered:
     local: bool
     rows: dict[str, list[Row] | Failure] = field(default_factory=dict)
     names: dict[str, list[Row] | Failure] = field(default_factory=dict)
-    check: list[Row] | Failure = field(default_factory=lambda: Failure("it was not asked"))
-    log: list[str] | Failure = field(default_factory=lambda: Failure("it was not asked"))
+    check: list[Row] | Failure = field(default_factory=lambda: Failure("this part was not asked for"))
+    log: list[str] | Failure = field(default_factory=lambda: Failure("this part was not asked for"))
     interpreter: dict[str, str] | Failure | None = None
 
     @property
     def node(self) -> str:
-        """The name of the node; empty if it did not answer."""
+        """The name of the node; empty if the node did not answer."""
         return "" if isinstance(self.status, Failure) else self.status.node
 
 
@@ -205,7 +209,11 @@ def silent(address: str, reason: str) -> Gathered:
 
 
 def add_local(found: Gathered, wanted: Wanted, *, alone: bool) -> None:
-    """Adds the parts that only this machine has. ``alone``: the report has one node, so --log is that node's log."""
+    """Sets ``check`` and ``log`` of ``found``. If the node is this machine, both are read; else each is a Failure whose
+    hint says how to read them on the node's machine.
+
+    ``alone``: ``found`` is the only node of the report, so --log names the log of that node.
+    """
     there = "run `probingd check` and `journalctl --unit='probingd*'` on that machine"
     config = found.rows[CONFIG.name]
     if found.local:
@@ -231,7 +239,7 @@ def _versions(reply: pb.PreflightReply) -> dict[str, str]:
 def _is_local(address: str, status: pb.StatusReply | Failure) -> bool:
     if not isinstance(status, Failure) and status.boot_id:
         return status.boot_id == _boot_id()
-    # If the collector does not answer, the boot id of the node is unknown.
+    # If the collector does not answer, the boot id of the node is unknown. A Unix socket belongs to this machine.
     return address.startswith("unix:")
 
 

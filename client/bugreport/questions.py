@@ -1,4 +1,4 @@
-"""Lists the SQL questions of a bug report: which columns are read, and what may be shown of each."""
+"""Lists the SQL questions of a bug report: the columns that are read, and what the report may show of each column."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NUMBER, _TEXT = Kind.NUMBER, Kind.TEXT
 
 CONFIG = Question(
     "config",
-    "configuration that the daemon was started with; options that may hold a secret as (set)",
+    "configuration that the daemon was started with; (set) stands for values that may hold a secret",
     {"key": Kind.PLAIN, "value": _TEXT, "default": Kind.PLAIN},
     "probing.config",
 )
-# Names that texts may contain. They are replaced in all texts; the rows of these questions are not written.
+# Questions for names that texts may contain. These names are replaced in all texts; the rows are not written.
 NAMES = (
     Question(
         "jobs",
@@ -87,7 +87,7 @@ QUESTIONS = (
     CONFIG,
     Question(
         "settings",
-        "settings as they hold now, with changes for jobs and processes",
+        "present settings, with changes for jobs and processes",
         {"key": Kind.PLAIN, "value": _TEXT, "default": _TEXT, "job": Kind.JOB, "pid": _NUMBER},
         "probing.settings LIMIT 1000",
     ),
@@ -174,7 +174,8 @@ QUESTIONS = (
         "cluster.members LIMIT 1000",
     ),
 )
-# Options whose values are texts. The value of any other option is shown only if it is the default or a number.
+# The kinds of options whose values are texts. The value of any other option is shown only if it is the default, a
+# number, true or false.
 OPTIONS = {
     "node_name": Kind.HOST,
     **dict.fromkeys(("listen", "http", "cluster.seeds", "cluster.advertise"), Kind.ADDRESS),

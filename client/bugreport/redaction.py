@@ -3,9 +3,9 @@
 Values are shown by allow-list: the ``Kind`` of a column says which part of its values may be shown, and a column
 without a kind is not asked for.
 
-Free text, such as a line of a log or the reason of a loss, may contain any name. So a word of it is shown only if it
-occurs in the published sources of this package or among the words below (``vocabulary``). All other words become
-tokens, so names of jobs, hosts and users need not be recognized.
+Free text, such as a line of a log or the reason of a loss, may contain any name. Therefore only the words of the
+``vocabulary`` are shown: words that occur in the published sources of this package or in ``_MESSAGES``. All other words
+become tokens, so names of jobs, hosts and users need not be recognized.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ __all__ = (
 _PACKAGES = ("api", "client", "daemon", "diagnosis", "federation")
 _SUFFIXES = (".py", ".c", ".h", ".proto")
 _IDENTIFIER = re.compile(r"[a-z_]\w*")
-# What separates words, in sources and in texts. Punctuation may be the first or last character of a word.
+# Separators of words, in sources and in texts. The characters of ``_ENDS`` are stripped from both ends of a word before
+# the word is looked up.
 _SEPARATOR = re.compile(r"([\s\"'`(){}\[\]<>;|,\\]+)")
 _ENDS = ".:!?=*-…"
 # Words that occur in messages of systemd, the kernel, libbpf and Python.
@@ -111,7 +112,8 @@ _NUMBER = re.compile(
     r"|\d{1,6}\.\d{1,6}\.\d{1,6}|\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?)?Z?|\d\d:\d\d(:\d\d(\.\d{1,9})?)?Z?"
 )
 _VERSION = re.compile(r"v?\d{1,6}(\.\d{1,6}){1,3}([.+-]?(rc|a|b|dev|post|cu|cuda)[\d.]{1,8})?")
-# Encloses the number that replaces a name of several words while a text is split; no text has this character.
+# While a text is split, a name of several words is replaced by a number between two of these characters. If the text
+# itself contains the character, it is first replaced by ``?``.
 _MARK = "\ue000"
 _MARKED = re.compile(f"{_MARK}(\\d+){_MARK}")
 _IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?(:\d{1,5})?")
@@ -119,7 +121,7 @@ _UNIT = re.compile(r"probingd(?:-([a-z]{1,20}))?@?(?:\.(?:service|socket|target|
 _JOINED = re.compile(r"([=:,+@])")
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
 _MAX_TEXT = 4096
-# A number in a text with at least this many digits is replaced as a name; shorter numbers may be counts.
+# A name that consists of digits is replaced in texts if it has at least this many; a shorter number may be a count.
 _MIN_DIGITS = 3
 
 
@@ -144,8 +146,8 @@ class Kind(Enum):
 
 
 class Redactor:
-    """Replaces names in texts. A name is recognized in texts only after its first ``token``, so begin with all names.
-    For one thread.
+    """Replaces names in texts. A name is recognized in texts only after ``token`` was called for it, so call ``token``
+    for all names first. Not thread-safe.
     """
 
     def __init__(self, vocabulary: _Vocabulary) -> None:
@@ -156,7 +158,7 @@ class Redactor:
         # Names of several words, which a search by word does not find.
         self._long: list[str] = []
         self._sorted = True
-        # Values that the daemon reports of itself, such as the version of the kernel, which are shown in texts too.
+        # Values that the daemon reports about itself, such as the version of the kernel. Texts show these values too.
         self._plain: set[str] = set()
 
     @property
@@ -170,7 +172,7 @@ class Redactor:
         return dict(self._numbers)
 
     def value(self, kind: Kind, value: Any) -> Any:
-        """Returns ``value``, or the part of it that may be shown for its kind."""
+        """Returns what the report may show of ``value``, which is of the kind ``kind``."""
         if value is None or isinstance(value, (bool, int, float)):
             return value
         if kind is Kind.TEXTS:
@@ -188,7 +190,7 @@ class Redactor:
         return self.token(kind, text) if text else text
 
     def token(self, kind: Kind, name: str) -> str:
-        """Returns the token of ``name``, which in texts also replaces the first part of a host's name."""
+        """Returns the token of ``name``. In texts, the token of a host also replaces the part before the first dot."""
         token = self._token(kind.value, name)
         if kind is Kind.HOST and not _IPV4.fullmatch(name):
             self._meet(name.partition(".")[0], token)
@@ -205,7 +207,7 @@ class Redactor:
     def text(self, text: str) -> str:
         """Returns ``text`` with tokens in place of names that have a token and of words outside of the vocabulary."""
         if not self._sorted:
-            # Longer names come first, because a name may be a part of another one.
+            # Longer names are replaced first, because a name may be a part of another name.
             self._long.sort(key=len, reverse=True)
             self._sorted = True
         text = text.replace(_MARK, "?")
@@ -236,7 +238,7 @@ class Redactor:
         if marked := _MARKED.fullmatch(word):
             return self._in_texts[self._long[int(marked[1])]]
         if _MARK in word:
-            # A name may occur within a longer name.
+            # The word contains a name of several words and other characters, so the whole word becomes one token.
             return self._token("name", _MARKED.sub(lambda found: self._long[int(found[1])], word))
         if (token := self._in_texts.get(word)) is not None:
             return token
@@ -264,7 +266,7 @@ class Redactor:
         known = all(not part or part.isdigit() or part in self._vocabulary for part in parts)
         if known and (path.startswith(_SYSTEM) or parts[0].isdigit()):
             return path
-        # The name of a library or of our file is useful; its directory is not.
+        # The name of a library or of one of our files is useful; its directory is not.
         named = "." in parts[-1] and parts[-1] in self._vocabulary
         token = self._token("path", path)
         return f"{token}/{parts[-1]}" if named else token

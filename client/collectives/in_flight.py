@@ -1,5 +1,5 @@
-"""Finds operations in flight, with the ranks in each and the ranks that have not joined it, by the rules of
-``diagnosis.joins``.
+"""Finds operations in flight. ``diagnosis.joins`` decides which ranks are in an operation and which ranks have not
+joined it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ("CALLED", "INFLIGHT", "NOTABLE_NS", "in_flight", "not_joined")
 
-# Operations that have been in flight for less time are not reported, ns.
+# The minimum age of a reported operation in flight, ns.
 NOTABLE_NS = 1_000_000_000
 INFLIGHT = """
 SELECT job, run, comm, comm_name AS name, backend, comm_size AS size, op, seq, rank, comm_rank, node, pid, tid, bytes,
   state, age_ns
 FROM comm.inflight WHERE {where}
 """
-# The last operation of each rank, also of ranks that ended lately. `seen_ns`: how long its operations have been seen;
-# NULL: always.
+# The last operation of each rank, also of ranks that recently ended. `seen_ns`: operations that began longer ago
+# than this were not seen; NULL: all were seen.
 CALLED = """
 SELECT node, job, run, pid, comm, comm_size AS size, rank, comm_rank, seq,
   epoch_ns(now()) - epoch_ns(attached) AS seen_ns, ended IS NULL AS lives
@@ -36,7 +36,7 @@ def in_flight(
     live: Iterable[Row], inflight: Iterable[Row], called: Iterable[Row], members: Iterable[Row] = ()
 ) -> dict[Run, list[Pending]]:
     """Returns, by job and run, the operations that have been in flight for at least NOTABLE_NS, ordered by communicator
-    and number.
+    and sequence number.
 
     ``live``: the living trainers; ``inflight`` and ``called``: rows of INFLIGHT and CALLED; ``members``: rows with
     ``comm``, ``size`` and ``rank`` of members of communicators.
@@ -55,7 +55,7 @@ def not_joined(pending: Iterable[Pending]) -> set[int]:
 
 
 def _of_run(live: list[Row], inflight: list[Row], called: list[Row], members: list[Row]) -> list[Pending]:
-    # The rules take a while to import, and in most jobs nothing waits.
+    # Imported only if an operation is notable, because the import of the rules takes a while.
     from probing.diagnosis.case import Case
     from probing.diagnosis.facts import Communicator, Facts, Member, Operation, Progress, Rank
 
@@ -72,7 +72,7 @@ def _of_run(live: list[Row], inflight: list[Row], called: list[Row], members: li
         if row.get("seen_ns") is not None:
             seen[number] = -row["seen_ns"]
         if row["comm"] is None and "age_ns" not in row:
-            # No operation of the communicator was seen.
+            # No operation of the rank was seen.
             continue
         known[comm].add(number)
         sizes[comm] = max(sizes[comm], row["size"] or 0)

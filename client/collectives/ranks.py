@@ -16,7 +16,7 @@ __all__ = ("PHASES", "RANK_FIELDS", "Seen", "process_of", "rank_rows", "sinking"
 PHASES = """
 SELECT DISTINCT node, job, run, pid, phase FROM comm.progress WHERE phase IS NOT NULL AND ended IS NULL AND {where}
 """
-"""The label ``phase`` of each process that has it; ``{where}`` is left."""
+"""SQL for the label ``phase`` of each process that has this label; the caller fills in ``{where}``."""
 RANK_FIELDS = (
     "node",
     "job",
@@ -46,7 +46,7 @@ RANK_FIELDS = (
     "first",
     "diagnosis",
 )
-# A rate that has fallen below the last rate divided by this number is shown as 0.
+# A rate that has fallen to the last known rate divided by this number, or below, is shown as 0.
 _STANDS = 10
 _LATE_NS = 3e9
 _USUAL_STEPS = 3
@@ -77,7 +77,8 @@ class Seen:
 
 
 def rank_rows(seen: Seen, silent: Callable[[list[Row]], list[Row]]) -> tuple[list[Row], dict[Run, Row]]:
-    """Returns a row with RANK_FIELDS for each trainer, by job, run and rank, and ``standing.standing`` of each run.
+    """Returns a row with RANK_FIELDS for each trainer, in the order of job, run and rank, and the state of each run
+    (``standing.standing``).
 
     ``silent`` is called with the trainers that show no operation and returns rows of ``silence.silent``.
     """
@@ -118,11 +119,11 @@ def _rank(row: Row, seen: Seen, quiet: Mapping[Process, Row]) -> Row:
 
 
 def sinking(rate: float | None, age_ns: float | None) -> float | None:
-    """Returns ``rate``, steps a second, lowered to one step in ``age_ns`` while no further step ends; 0 once that is
-    below a tenth of ``rate``.
+    """Returns the step rate to show, per second. At first it is ``rate``, the last known rate, because rows of steps
+    arrive some seconds late. If no further step ends, the shown rate falls to 1 / ``age_ns``. Once 1 / ``age_ns`` is at
+    most a tenth of ``rate``, the shown rate is 0.
 
-    ``age_ns``: the time since the end of the last step. Rows of steps come some seconds late, so at first ``rate`` is
-    returned unchanged.
+    ``age_ns``: the time since the end of the last step.
     """
     if not rate or age_ns is None or age_ns <= max(_LATE_NS, _USUAL_STEPS * 1e9 / rate):
         return rate
@@ -131,7 +132,7 @@ def sinking(rate: float | None, age_ns: float | None) -> float | None:
 
 
 def _quiet(runs: Mapping[Run, Row], waiting: Sequence[Row], found: list[Row]) -> dict[Process, Row]:
-    """Adds the rows of silent ranks to their runs, and returns these rows by process."""
+    """Adds the rows of silent ranks to their runs, counts the other waiting ranks, and returns the rows by process."""
     for row in found:
         runs[row["job"], row["run"]]["silent"].append(row)
     quiet = {process_of(row): row for row in found}

@@ -1,4 +1,4 @@
-"""Explains living ranks that show no operation: by their stacks, and by the time since which operations are seen."""
+"""Explains living ranks that show no operation, by their stacks and by the gaps in which operations were not seen."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 __all__ = ("MOST_ASKED", "Process", "SilenceWatch", "innermost", "silence_lines", "silent", "waits_in")
 
 Process = tuple[str, int]
-# The most processes of a node that are asked for native stacks, and the time for them, s.
+# The maximum number of processes whose native stacks are read on one node, and the timeout of that request, s.
 MOST_ASKED = 8
 NATIVE_S = 6.0
 _EVERY_S = 10.0
 _LONG_NAME = 80
-# An operation within this time proves that the present wait began while operations were seen.
+# How far back the last operation of a process is searched for. If that operation began after the gap, the present wait
+# began while operations were seen.
 _LOOK_BACK = "1 HOUR"
 _STARTS = "SELECT node, pid, start_ns, ts FROM process.events WHERE event = 'start' AND pid IN ({pids})"
-# Times in which operations were not seen: before a library was probed, or for all processes during a pause.
+# The end of each interval in which operations were not seen: of one process until its library was probed, or of all
+# processes during a pause.
 _GAPS = """
 SELECT node, pid, reason, max(ts_to) AS until FROM probing.losses
 WHERE table_name = 'comm.ops' AND count IS NULL AND (pid IN ({pids}) OR pid IS NULL) GROUP BY node, pid, reason
@@ -46,10 +48,10 @@ _UNSEEN = {"gaps": _GAPS, "starts": _STARTS, "last operations": _LAST}
 def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
     """Returns a row for each of ``processes`` (node, job, run, rank, pid, start_ns), at most MOST_ASKED for each node.
 
-    ``waits_in``: the native function in which the process waits; ``python``: the innermost frame of its thread that
-    trains; ``native_missing``: why its native frames are missing; ``unseen_until``, ``unseen_why``: operations that
-    began before this time were not seen, and why; ``began_unseen``: the present wait began before that time;
-    ``reason``: why there is no stack.
+    ``waits_in``: the native function in which the process waits; ``python``: the innermost Python frame of its training
+    thread; ``native_missing``: why native frames of that thread are missing; ``unseen_until``: operations that began
+    before this time were not seen, for the reason ``unseen_why``; ``began_unseen``: the present wait began before
+    ``unseen_until``; ``reason``: why there is no stack.
     """
     asked: dict[str, list[Row]] = {}
     for row in processes:
@@ -95,7 +97,7 @@ def waits_in(threads: Sequence[Thread]) -> str | None:
 
 
 def innermost(frames: Sequence[Frame]) -> str | None:
-    """Returns the innermost Python frame as ``func (file:line)``; None if there is none."""
+    """Returns the innermost Python frame as ``func (file:line)``; None if ``frames`` has no Python frame."""
     frame = next((f for f in frames if f["frame_type"] == "Python"), None)
     if frame is None:
         return None
@@ -113,13 +115,13 @@ class SilenceWatch:
         self._asked = -math.inf
 
     def __call__(self, processes: Sequence[Row]) -> list[Row]:
-        """Returns the rows that ``silent`` found last for ``processes``; after 10 s, calls it again in a thread."""
+        """Returns the last rows of ``silent`` for ``processes``; calls ``silent`` in a thread if 10 s have passed."""
         now = time.monotonic()
         if processes and now - self._asked > _EVERY_S and (self._thread is None or not self._thread.is_alive()):
             self._asked = now
             self._thread = threading.Thread(target=self._ask, args=(list(processes),), name="silent", daemon=True)
             self._thread.start()
-        # The job of a process may get another name, for example when its coordinator is known.
+        # Rows with an earlier job name are left out: the name may change, for example once the coordinator is known.
         wanted = {_place(row) for row in processes}
         return [row for row in self._found if _place(row) in wanted]
 
@@ -168,7 +170,7 @@ def _text(row: Row) -> str:
 
 
 def _stacks(cluster: Cluster, pids: dict[str, list[int]]) -> tuple[dict[Process, list[Thread]], dict[Process, str]]:
-    """Returns the threads with native frames, by process, and the reason for each process that has none."""
+    """Returns the threads of each process, with native frames; and for each process without threads, the reason."""
     from probing.api.proto.probing.v1 import node_pb2 as pb
 
     async def ask(node: Node, seconds: float) -> tuple[str, pb.StacksReply | str]:
@@ -201,14 +203,14 @@ def _stacks(cluster: Cluster, pids: dict[str, list[int]]) -> tuple[dict[Process,
 
 
 def _unseen(cluster: Cluster, rows: Sequence[Row]) -> dict[Process, tuple[str, str, str | None]]:
-    """Returns for each process the time before which its operations were not seen, the reason, and when the last of the
-    operations that were seen began.
+    """Returns, for each process with a gap, the end and the reason of its newest gap, and the begin of the last
+    operation that was seen.
     """
     pids = ", ".join(str(row["pid"]) for row in rows)
     try:
         tables = cluster.query_all({name: sql.format(pids=pids) for name, sql in _UNSEEN.items()})
     except PeerError:
-        # The nodes of these processes, or the only node, do not answer any more: their stacks are missing, too.
+        # The nodes of these processes, or the only node, do not answer any more, so the stacks are missing, too.
         return {}
     gaps, starts, ops = (rows_of(tables[name]) for name in _UNSEEN)
     began = {_key(r): r["ts"] for r in starts}
@@ -218,7 +220,7 @@ def _unseen(cluster: Cluster, rows: Sequence[Row]) -> dict[Process, tuple[str, s
         by_process.setdefault((gap["node"], gap["pid"]), []).append(gap)
     found: dict[Process, tuple[str, str, str | None]] = {}
     for row in rows:
-        # A gap without a pid is of all processes of the node.
+        # A gap without a pid concerns all processes of the node.
         of_row = (gap for pid in (row["pid"], None) for gap in by_process.get((row["node"], pid), ()))
         # Pids are reused: a gap that ended before this process began belongs to an earlier process.
         own = [gap for gap in of_row if gap["until"] > began.get(_key(row), "")]

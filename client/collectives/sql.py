@@ -1,4 +1,6 @@
-"""The SQL statements of ``nccl``. ``{during}`` is a condition on the time, ``{where}`` on job and communicator."""
+"""The SQL statements of ``nccl``. ``{during}`` is a condition on the time, ``{where}`` a condition on job and
+communicator.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ SELECT job, run, comm, any_value(comm_name) AS name, any_value(backend) AS backe
 FROM comm.ops WHERE state = 'failed' AND {_LATELY} GROUP BY job, run, comm, op, rank, node, pid, error
 ORDER BY last DESC LIMIT {MOST_FAILED}
 """
-# The ends of single operations may be too inexact for durations, and operations overlap. So the duration is the time in
-# which a stream was busy with any operation. `before`: the latest end of earlier operations on the stream.
+# Bandwidths are computed from `busy_ns`, the time in which a stream was busy with any operation. Durations of single
+# operations would not do: their ends may be too inexact, and operations overlap. `before`: the latest end of earlier
+# operations on the stream.
 TOTALS = f"""
 WITH spans AS (
   SELECT job, run, comm, node, pid, start_ns, stream, {MOVED_BYTES} AS moved, {BUS_FACTOR} AS factor,

@@ -1,5 +1,5 @@
-"""Reads the state of a run apart from its operations: whether it lives, its findings, its first failure and its silent
-ranks.
+"""Reads the state of a run, without its operations: whether the run has ended, and its findings, first failure and
+silent ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = (
 
 Run = tuple[Any, Any]
 LAST_SEEN = "the run has ended: the values are the last that were seen"
-# A rank that ended an operation within this time is not silent.
+# The processes that called an operation in the last 10 s. Their ranks are not silent.
 RECENT = "SELECT DISTINCT node, pid FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND AND {of_job}"
 _LIVE = """
 SELECT node, job, run, rank, world_size, pid, start_ns, state FROM process.processes
@@ -77,7 +77,7 @@ def standings(
 ) -> tuple[dict[Run, Row], dict[Run, list[Row]], list[Row]]:
     """Returns the states by job and run, without silent ranks; the living trainers by job and run; and the exits.
 
-    ``now`` False: the rows are of a past interval, so the findings that are open now are left out.
+    ``now`` False: the rows belong to a past interval, so the findings that are open now are left out.
     """
     found: dict[Run, Row] = {}
     trainers: dict[Run, list[Row]] = {}
@@ -99,7 +99,9 @@ def standings(
 
 
 def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
-    """Returns the trainers of one run that are not ``busy``, by rank; none for a run of one rank, which never waits."""
+    """Returns the trainers of one run that are not ``busy``, ordered by rank. The list is empty for a run of one rank,
+    because such a run never waits.
+    """
     if max(len(live), live[0]["world_size"] or 0) < 2:
         return []
     waiting = [row for row in live if (row["node"], row["pid"]) not in busy]
@@ -107,7 +109,7 @@ def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
 
 
 def standing_lines(own: Row) -> list[str]:
-    """Returns the lines of text for a state, without the ranks at fault that the lines of findings already describe."""
+    """Returns the lines of text for a state, except what the lines of findings already say about ranks at fault."""
     said = blamed(own["findings"])
     lines = [] if own["ended"] is None else [f"ENDED {clock(own['ended'])}"]
     first = own["first_failure"]

@@ -45,7 +45,7 @@ _RANKS = (
 _MOST_RANKS = 16
 _MOST_FAILED = 8
 _LONG_NAME = 48
-# The meaning of each value of comm.ops.timing_source for durations.
+# What each value of comm.ops.timing_source says about the durations of operations.
 _SOURCES = {
     "exact": "exact",
     "sync": "a thread waited for the end",
@@ -91,7 +91,7 @@ def _communicator(own: Row, above: Iterable[str], during: Interval, width: int |
         spread = own.get("clock_spread_ns")
         sharp = "" if spread is None else f"; clocks of its nodes may differ by {age(spread)}"
         tables.append(
-            f"  by rank, lag behind the rank in the middle{sharp}:"
+            f"  by rank, lag behind the median rank{sharp}:"
             if not left
             else f"  the {len(shown)} ranks that lag most ({left} more in -f json){sharp}:"
         )
@@ -142,19 +142,19 @@ def _operations(ops: list[Row], width: int | None) -> list[str]:
 def _total(totals: Row) -> list[str]:
     line = f"total: {plural(totals['calls'], 'call')}, {size(totals['bytes'])}"
     if totals["algbw_gbps"] is not None:
-        line += f"; while any ran: {bandwidth(totals['algbw_gbps'])}, bus {bandwidth(totals['busbw_gbps'])}"
+        line += f"; while any call ran: {bandwidth(totals['algbw_gbps'])}, bus {bandwidth(totals['busbw_gbps'])}"
     lines = [line]
     sources = totals["timing_sources"]
     if set(sources) - {"exact"}:
         known = [f"{number:,} {_SOURCES.get(name, name)}" for name, number in sources.items()]
         lines.append(f"timing: {'; '.join(known)}")
     if totals["timed"] < totals["calls"]:
-        lines.append(f"AVG to MAX are of the {totals['timed']:,} calls whose duration is known to within 10%")
+        lines.append(f"AVG to MAX cover only the {totals['timed']:,} calls whose duration is known to within 10%")
     return lines
 
 
 def _failures(own: Row) -> list[str]:
-    """Returns a line for each operation that failed and each of its errors, with the ranks on which it failed."""
+    """Returns a line for each pair of a failed operation and an error, with the ranks that reported the error."""
     failures: dict[tuple[Any, ...], list[Row]] = {}
     for row in own["failed"]:
         failures.setdefault((row["op"], row["error"]), []).append(row)

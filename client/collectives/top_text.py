@@ -31,15 +31,16 @@ _FIELDS = (
 )
 # Columns that are left out, in this order, if the table is too wide and all rows have the given value.
 _SPARE = (("state", "running"), ("inflight", "-"), ("shown_age_ns", None))
-# A job stands still if its last operation is this many times older than the usual interval between operations.
+# A job stands still if the age of its last operation exceeds both _STILL_NS and _USUAL times the usual interval between
+# operations.
 _USUAL = 10
 _STILL_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The data of one frame. ``ranks``: a dict for each trainer, as docs/json.md describes. By job and run: ``runs``
-    (the states of ``standing.standing``) and ``pending`` (the operations in flight).
+    """The data of one frame. ``ranks`` has a dict for each trainer, as docs/json.md describes. ``runs`` (the states of
+    ``standing.standing``) and ``pending`` (the operations in flight) are keyed by job and run.
 
     ``paused``: a line for each paused node; ``missing``: lines that say what could not be asked.
     """
@@ -52,8 +53,8 @@ class Frame:
 
 
 def people(frame: Frame, width: int | None, lines: int | None) -> str:
-    """Returns the frame as text, with one block for each job. If ``lines`` bounds the height, ranks that block others
-    or lag come first.
+    """Returns the frame as text, with one block for each job. If ``lines`` limits the height, ranks without an
+    operation and ranks that lag come first.
     """
     parts = [escape(f"missing: {what}") + "\n" for what in frame.missing[:5]]
     if not frame.ranks:
@@ -83,7 +84,7 @@ def _job(run: Run, rows: list[Row], frame: Frame, width: int | None, room: int |
 
 
 def news(run: Run, live: Sequence[Row], frame: Frame) -> list[str]:
-    """Returns the lines about a run above its ranks: findings, speed, waits, silent ranks, its end."""
+    """Returns the lines that stand above the ranks of a run: findings, speed, phases, waits, silent ranks, the end."""
     standing = frame.runs[run]
     pace = _pace(live) if live else None
     if any(row["node"] in frame.paused for row in live):
@@ -136,7 +137,7 @@ def _table(rows: Sequence[Row], width: int | None) -> str:
 
 
 def _shown(row: Row, frame: Frame) -> Row:
-    """Returns the values that the table shows in place of values of a rank's row."""
+    """Returns the values that the table shows in addition to, or instead of, the values of a rank's row."""
     shown: Row = {"inflight": "-", "shown_age_ns": None}
     if row["ended"] is not None:
         shown["python"] = row["how"]
@@ -148,8 +149,8 @@ def _shown(row: Row, frame: Frame) -> Row:
 
 
 def _waits(pending: Sequence[Pending], live: Sequence[Row], explained: Container[int]) -> list[str]:
-    """Returns a line for each operation in flight that is the oldest of a rank, and a line for the awaited ranks that
-    are in none of these operations, without the ranks in ``explained``."""
+    """Returns a line for each operation in flight that is the oldest operation of some rank. A last line names the
+    awaited ranks that are in none of these operations, except the ranks in ``explained``."""
     oldest = {(row["comm"], row["seq"], row["op"]) for row in live}
     shown = [one for one in pending if (one.comm, one.seq, one.op) in oldest]
     lines = [

@@ -26,7 +26,7 @@ _EXAMPLE = "for example: probingctl annotate --job 4711 phase=eval"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``words`` are labels, and pids."""
+    """``words`` are labels KEY=VALUE, and pids."""
 
     words: Annotated[
         list[str] | None,
@@ -43,7 +43,7 @@ def run(settings: Settings, options: Options) -> None:
     if not labels:
         raise UsageError("there is no label to set", hint=_EXAMPLE)
     if not pids and options.job is None:
-        raise UsageError("labels are set on named ranks", hint="give --job JOB or a pid")
+        raise UsageError("annotate needs the ranks to label", hint="give --job JOB or a pid")
     with opened(settings) as cluster:
         job = job_named(cluster, options.job or "")
         rows = [

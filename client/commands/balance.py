@@ -58,11 +58,11 @@ SELECT node, pid, start_ns, sum(duration_ns) AS ns FROM cuda.syncs WHERE {window
 _FOUND = {"waits": _WAITS, "roles": _ROLES, "samples": _SAMPLES, "syncs": _SYNCS}
 _STACKS = "SELECT stack_id, any_value(frames) AS frames FROM python.stacks WHERE stack_id IN ({ids}) GROUP BY stack_id"
 _RECOGNISED = "Steps are recognised after 10 s of repetition."
-# A line is shown if no step has ended for this many times the usual duration, and at least this many ns.
+# A line warns if no step has ended for this many times the usual duration of a step, and for at least this many ns.
 _USUAL, _LONG_NS = 5, 5_000_000_000
-# Most pairs of a process and a stack that are read; the rarest are left out.
+# The maximum number of (process, stack) pairs that are read; the rarest are left out.
 _MOST_SAMPLES = 20_000
-# Most stacks that are asked for in one query, and in all; samples with other stacks count as computing.
+# The maximum number of stacks in one query, and in all queries; samples of further stacks count as computing.
 _CHUNK, _MOST_STACKS = 1000, 5000
 
 
@@ -134,7 +134,8 @@ def collect(cluster: Cluster, job: str | None, during: Interval) -> list[Row]:
     waits, roles, samples, syncs = (rows_of(tables[name]) for name in _FOUND)
     if len(samples) == _MOST_SAMPLES:
         warn(
-            f"IO counts only the {_MOST_SAMPLES:,} most frequent stacks of ranks: ask for one job, or less with --since"
+            f"IO counts only the {_MOST_SAMPLES:,} most frequent stacks of ranks: "
+            "ask for one job, or for a shorter time with --since"
         )
     io = _io_shares(cluster, samples)
     gpu = {_process(row): row["ns"] for row in syncs}
@@ -185,7 +186,10 @@ def _io_shares(cluster: Cluster, samples: Sequence[Row]) -> dict[tuple[object, .
     for row in samples:
         times[row["stack_id"]] = times.get(row["stack_id"], 0) + row["ns"]
     if len(times) > _MOST_STACKS:
-        warn(f"IO counts only the {_MOST_STACKS:,} most frequent of {len(times):,} stacks: ask for less with --since")
+        warn(
+            f"IO counts only the {_MOST_STACKS:,} most frequent of {len(times):,} stacks: "
+            "ask for a shorter time with --since"
+        )
     wanted = sorted(times, key=lambda stack: -times[stack])[:_MOST_STACKS]
     io: set[int] = set()
     for start in range(0, len(wanted), _CHUNK):
@@ -232,7 +236,8 @@ def _text(own: Row, lines_above: Sequence[str], width: int | None) -> str:
 
 
 def _still(own: Row, lines_above: Sequence[str]) -> list[str]:
-    """Returns a line if a living job has ended no step for a long time, because the shares then describe old steps."""
+    """Returns a line if a job still runs but no step has ended for a long time, because the shares then describe old
+    steps."""
     usual = max((rank["step_ns"] or 0 for rank in own["ranks"]), default=0)
     quiet = own["last_step_age_ns"]
     if quiet is None or quiet < max(_LONG_NS, _USUAL * usual) or LAST_SEEN in lines_above:

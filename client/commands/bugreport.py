@@ -1,4 +1,4 @@
-"""``bugreport``: writes an archive for the developers of probingd, without names, to find a fault in it."""
+"""``bugreport``: writes an archive without names, with which the developers of probingd can find a fault."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl bugreport", "probingctl bugreport --all-nodes --names names.json -o report.tar.gz")
-# The part of one node takes up to a megabyte of memory.
+# The maximum number of nodes in a report: each node takes up to a megabyte of memory.
 MAX_NODES = 64
 _PRIVATE = 0o600
 _FIELDS = (Field("FILE", "name"), Field("SIZE", "bytes", size, right=True), Field("WHAT", "what", flex=True))
@@ -41,11 +41,13 @@ _FIELDS = (Field("FILE", "name"), Field("SIZE", "bytes", size, right=True), Fiel
 @dataclass(frozen=True, slots=True)
 class Options:
     log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The daemon's log file, if it does not log to the journal.")
+        Path | None, typer.Option(metavar="FILE", help="Log file of a daemon that does not log to the journal.")
     ] = None
-    python: Annotated[str, typer.Option(metavar="PATH", help="Report the versions of this Python on the nodes.")] = ""
+    python: Annotated[
+        str, typer.Option(metavar="PATH", help="Python interpreter on the nodes whose versions are reported.")
+    ] = ""
     names: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the name behind each token. Do not send it.")
+        Path | None, typer.Option(metavar="FILE", help="Write the name behind each token to this file. Do not send it.")
     ] = None
 
 
@@ -74,17 +76,17 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _gathered(cluster: Cluster, wanted: Wanted) -> list[Gathered]:
-    """Returns the answers of each node, or of the target alone if the target does not list the other nodes."""
+    """Returns the answers of each node, or only those of the target if it does not list the other nodes."""
     from probing.client.bugreport.gather import add_local, gather, silent
 
     try:
         addresses = cluster.addresses()
     except ProbingError as e:
-        # A report is needed most when the daemon does not answer.
-        warn(f"{e.message}; the report has the target alone")
+        # This is only a warning, because a report is needed most when the daemon does not answer.
+        warn(f"{e.message}; the report covers only the target")
         addresses = (cluster.target,)
     if len(addresses) > MAX_NODES:
-        warn(f"the report has {MAX_NODES} of {len(addresses):,} nodes; choose them by --nodes or --where")
+        warn(f"the report has {MAX_NODES} of {len(addresses):,} nodes; choose nodes with --nodes or --where")
 
     async def ask(node: Node, seconds: float) -> tuple[str, Gathered]:
         answer = await gather(node, seconds, wanted)
@@ -114,7 +116,7 @@ def _show(settings: Settings, path: Path, files: Sequence[File], replaced: Mappi
     shown = [{**row, "what": row["problem"] or row["what"]} for row in rows]
     names = ", ".join(f"{kind} {count}" for kind, count in sorted(replaced.items()))
     text = (
-        f"{path}, {size(path.stat().st_size)}, readable by its owner alone\n\n"
+        f"{path}, {size(path.stat().st_size)}, readable only by its owner\n\n"
         f"{render(_FIELDS, shown, terminal_width())}\n"
         f"Different names replaced by tokens: {names}.\n"
         f"Read it before you send it: tar -xzOf {path} | less\n"

@@ -45,10 +45,12 @@ class Options:
     what: Annotated[str | None, typer.Argument(metavar="[KEY[=VALUE]]", help="The setting; default: all settings.")] = (
         None
     )
-    job: Annotated[str, typer.Option(metavar="JOB", help="Only for this job: its name, its end, a run or a pid.")] = ""
-    pid: Annotated[str | None, typer.Option(metavar="PID", help="Set it only for this process.")] = None
+    job: Annotated[
+        str, typer.Option(metavar="JOB", help="Only for this job: a name, the end of a name, a run or a pid.")
+    ] = ""
+    pid: Annotated[str | None, typer.Option(metavar="PID", help="Only for this process.")] = None
     for_: For = None
-    persist: Annotated[bool, typer.Option("--persist", help="Keep it when the daemon restarts.")] = False
+    persist: Annotated[bool, typer.Option("--persist", help="Keep the change when the daemon restarts.")] = False
     reset: Annotated[bool, typer.Option("--reset", help="Undo a change.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Confirm a limit that deletes rows.")] = False
 
@@ -69,7 +71,7 @@ class Options:
         if self.reset and not key:
             raise UsageError("--reset needs a key", hint="`probingctl config` lists the keys")
         if not equals and (length or self.persist):
-            raise UsageError("--for and --persist belong to a change", hint="give the change as KEY=VALUE")
+            raise UsageError("--for and --persist need a change", hint="give the change as KEY=VALUE")
         changed: Change = {"job": self.job, "pid": pid, "seconds": length, "persist": self.persist}
         return {**changed, "reset": self.reset, "yes": self.yes}
 
@@ -83,7 +85,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def write_settings(settings: Settings, found: Sequence[Setting]) -> None:
-    """Writes a row for each setting; a table also has the processes and the time for which the setting holds."""
+    """Writes a row for each setting. A table also says for which processes, and until when, the setting holds."""
     if settings.format != "table":
         write_table(settings, _FIELDS, found)
         return

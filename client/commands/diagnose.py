@@ -47,18 +47,20 @@ _SCREEN_BACK = b"\x1b[?25h\x1b[?1049l"
 @dataclass(frozen=True, slots=True)
 class Options:
     finding: Annotated[
-        str | None, typer.Argument(metavar="[FINDING_ID]", help="The whole page of a finding that --history names.")
+        str | None,
+        typer.Argument(metavar="[FINDING_ID]", help="Show the whole page of this finding; --history lists the ids."),
     ] = None
     job: Job = None
     watch: Annotated[bool, typer.Option("--watch", help="Ask again every 2 s, until Ctrl-C.")] = False
     history: Annotated[bool, typer.Option("--history", help="Show earlier findings, also of jobs that ended.")] = False
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --history: how far back, or an instant; default: 7d.")
+        str | None,
+        typer.Option(metavar="TIME", help="With --history: start, how long before now, or an instant; default: 7d."),
     ] = None
     until: Annotated[
         str | None, typer.Option(metavar="TIME", help="With --history: the end, given as for --since.")
     ] = None
-    full: Annotated[bool, typer.Option("--full", help="With --history: the whole page of each finding.")] = False
+    full: Annotated[bool, typer.Option("--full", help="With --history: show the whole page of each finding.")] = False
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the facts to this file as well.")] = None
     facts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Diagnose the facts in this file; no node is asked.")
@@ -86,7 +88,7 @@ def run(settings: Settings, options: Options) -> None:
         from probing.client.diagnosis.asking import from_dumps
 
         _finish(settings, [from_dumps(options.flight_recorder)])
-    # A node that does not answer in time is reported; the screen does not wait for it.
+    # The screen does not wait for a node that does not answer in time; such a node is reported.
     with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster:
         job = job_named(cluster, options.job)
         if options.finding is not None:
@@ -108,7 +110,7 @@ def run(settings: Settings, options: Options) -> None:
             code = run_skill(settings, cluster, options.skill, job, options.parameters or ())
         else:
             found = _found(cluster, job, options.save)
-    # An exit within the context would leave out its warnings of nodes that did not answer.
+    # typer.Exit within the context would skip the context's warnings about nodes that did not answer.
     if options.skill is not None:
         raise typer.Exit(code)
     _finish(settings, found)
@@ -128,9 +130,9 @@ def _check(options: Options) -> None:
         raise UsageError(f"{names[0]} and {names[1]} exclude each other")
     for name, set_ in (("--since", options.since), ("--until", options.until), ("--full", options.full)):
         if set_ and not options.history:
-            raise UsageError(f"{name} belongs to --history", hint="without --history only present findings are shown")
+            raise UsageError(f"{name} needs --history", hint="without --history only present findings are shown")
     if options.parameters and options.skill is None:
-        raise UsageError("--set belongs to --skill")
+        raise UsageError("--set needs --skill")
     if options.save is not None and names:
         raise UsageError(f"--save and {names[0]} exclude each other")
     for name, given in (("--facts", options.facts), ("--flight-recorder", options.flight_recorder)):
@@ -141,7 +143,7 @@ def _check(options: Options) -> None:
 
 
 def _check_file(settings: Settings, options: Options) -> None:
-    """Raises UsageError for an unknown suffix of -o, and for a page of --watch, --history or --skill."""
+    """Raises UsageError for an unknown suffix of -o, and for an HTML page with --watch, --history or --skill."""
     if not settings.named:
         check_suffix(settings.output, PAGES)
     rows = {"--watch": options.watch, "--history": options.history, "--skill": options.skill is not None}
@@ -155,7 +157,7 @@ def _found(cluster: Cluster, job: str | None, save: Path | None = None) -> list[
     from probing.client.diagnosis.asking import diagnosed, gathered, with_stored_findings
     from probing.client.render.progress import StatusLine
 
-    with StatusLine(lambda elapsed: f"asks the nodes for facts, {elapsed:.0f} s, Ctrl-C ends it"):
+    with StatusLine(lambda elapsed: f"asking the nodes for facts, {elapsed:.0f} s, Ctrl-C ends it"):
         facts = gathered(cluster, job)
         if save is not None:
             from probing.diagnosis.facts_file import save as write
@@ -199,7 +201,9 @@ def _watch(settings: Settings, cluster: Cluster, job: str | None) -> None:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[str], None]]:
-    """Returns a context that uses the whole terminal and provides a function that replaces the text on the screen."""
+    """Returns a context manager that takes the whole terminal. Its value is a function that replaces the text on the
+    screen.
+    """
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

@@ -29,7 +29,7 @@ _EXAMPLE = "for example: probingctl eval 4242 'len(model)'"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``words`` are pids and, without ``file``, the code."""
+    """``words`` are pids, followed by the code if ``file`` is not given."""
 
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[PID]... CODE", help="An expression, or statements.")
@@ -39,9 +39,7 @@ class Options:
     file: Annotated[
         Path | None, typer.Option("--file", metavar="FILE", help="File with the code, in place of CODE; - for stdin.")
     ] = None
-    limit: Annotated[
-        str, typer.Option(metavar="TIME", help="Limit for the start and the run of the code; then it is stopped.")
-    ] = "5s"
+    limit: Annotated[str, typer.Option(metavar="TIME", help="Time limit for the start and the run of the code.")] = "5s"
 
 
 def run(settings: Settings, options: Options) -> None:

@@ -40,7 +40,7 @@ _FIELDS = (
 @dataclass(frozen=True, slots=True)
 class Options:
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="The begin: how far back, or an instant; default: all rows.")
+        str | None, typer.Option(metavar="TIME", help="Start: how long before now, or an instant; default: all rows.")
     ] = None
     until: Until = None
     tables: Annotated[str | None, typer.Option(metavar="A,B,C", help="The tables; default: all stored tables.")] = None
@@ -71,8 +71,8 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _kind(settings: Settings, what: Wanted) -> tuple[str, bool]:
-    """Returns the format, and whether -o names a single file: it does if one table is exported and its suffix is a
-    format.
+    """Returns the format, and whether -o names a single file. It does if only one table is exported and the suffix of
+    -o is a format.
     """
     assert settings.output is not None
     suffix = settings.output.suffix.removeprefix(".")
@@ -88,7 +88,8 @@ def _kind(settings: Settings, what: Wanted) -> tuple[str, bool]:
 
 
 def _summary(report: Report, file: Path | None) -> str:
-    """Returns a line for each table. ``file``: the single file with all rows; None: there are several files."""
+    """Returns a line for each table. ``file``: the single file to which all rows were written; None if there are
+    several."""
     totals: dict[str, TableReport] = {}
     for node in report["nodes"]:
         for name, counts in node["tables"].items():

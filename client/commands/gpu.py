@@ -17,7 +17,7 @@ from probing.client.settings import Settings
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl gpu --all-nodes", "probingctl gpu --job 4711 -f json")
-# Reasons for lower clocks that idle and busy GPUs report all the time.
+# Throttle reasons that are normal for idle and busy GPUs, so they are not shown as wrong.
 _EVERYDAY = frozenset(("gpu_idle", "app_clocks", "sw_power_cap"))
 
 
@@ -57,7 +57,7 @@ _WIDE = (
     Field("ENERGY J", "energy_j", _whole, right=True),
     Field("NAME", "name"),
 )
-# Columns that are left out, in this order, where the terminal is too narrow.
+# Columns that are left out, in this order, if the terminal is too narrow.
 _SPARE = ("node", "pid", "sm_clock_mhz", "tensor_active_pct")
 _PROCESS = ("job", "run", "rank", "role", "pid", "start_ns", "source", "kind", "used_bytes", "sm_pct", "mem_pct")
 
@@ -99,7 +99,7 @@ def _objects(devices: Sequence[Row], readings: Sequence[Row], processes: Sequenc
     found = []
     for device in sorted(devices, key=device_key):
         key = device_key(device)
-        # Another GPU may have the number of one that is gone.
+        # A GPU that is gone may have the same number as a present GPU.
         there = device["state"] != "gone"
         own = [row for row in users.get(key, ()) if there and (job is None or row["job"] == job)]
         if job is not None and not own:
@@ -123,7 +123,7 @@ def _wrong(device: Row, reading: Row | None) -> list[str]:
     if reading["remap_failed"]:
         wrong.append("a row remap failed")
     elif reading["remap_pending"] or reading["retirement_pending"]:
-        wrong.append("memory waits for a reset to be repaired")
+        wrong.append("a memory repair needs a reset of the GPU")
     if reading["ecc_uncorrected"]:
         wrong.append(f"{plural(reading['ecc_uncorrected'], 'uncorrected memory error')}")
     width, most = device["pcie_width"], device["pcie_width_max"]

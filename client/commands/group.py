@@ -1,4 +1,6 @@
-"""``group start``, ``stop``, ``restart``, ``delete`` and ``status``: the orders of a group's owner, and its ranks."""
+"""``group start``, ``stop``, ``restart`` and ``delete`` sign and send an order for a group; ``status`` and ``logs``
+show groups and the output of ranks.
+"""
 
 from __future__ import annotations
 
@@ -76,24 +78,28 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class StartOptions:
     name: Annotated[str, typer.Argument(metavar="NAME", help="The group.")]
-    without: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Leave this node out; repeat.")] = None
-    force: Annotated[bool, typer.Option("--force", help="Start although a check of the nodes fails.")] = False
+    without: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Leave this node out; may be repeated.")] = (
+        None
+    )
+    force: Annotated[bool, typer.Option("--force", help="Start even if a check of the nodes fails.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the ranks, and start nothing.")] = False
 
 
 @dataclass(frozen=True, slots=True)
 class StatusOptions:
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The group; default: all, in a line each.")] = (
-        None
-    )
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The group; default: one line for each group.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     name: Annotated[str, typer.Argument(metavar="NAME", help="The group.")]
     rank: Annotated[int, typer.Option(min=0, metavar="R", help="The rank; default: 0.")] = 0
-    lines: Annotated[int, typer.Option("-n", "--lines", min=1, metavar="N", help="Last lines; default: 40.")] = 40
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with new lines until Ctrl-C.")] = False
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", min=1, metavar="N", help="Show at most the last N lines; default: 40.")
+    ] = 40
+    follow: Annotated[bool, typer.Option("--follow", help="Show new lines until Ctrl-C.")] = False
 
 
 def start(settings: Settings, options: StartOptions) -> None:
@@ -137,7 +143,7 @@ def logs(settings: Settings, options: LogOptions) -> None:
         _write_log(b"".join(lines))
         while options.follow:
             time.sleep(_FOLLOW_S)
-            # Otherwise all parts of the log would stay in memory.
+            # Outcomes are dropped, because they hold the parts of the log that were read and would fill the memory.
             node.outcomes.clear()
             data, position = node.group_log(group.spec.name, options.rank, position)
             _write_log(data)

@@ -1,4 +1,6 @@
-"""``group create``, ``set``, ``add`` and ``remove``: what a group runs, signed by the user who asks."""
+"""``group create``, ``set``, ``add`` and ``remove``: make or change the specification of a group, signed with the
+user's key.
+"""
 
 from __future__ import annotations
 
@@ -45,38 +47,46 @@ _RANKS = (*RANK_FIELDS, Field("BACKEND", "backend"))
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The fields of a specification; None: as it is, or the default."""
+    """The fields of a specification. None: ``set`` keeps the present value, ``create`` takes the default."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="The group.")]
-    command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="What each worker runs.")] = (
-        None
-    )
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Command that each worker runs.")
+    ] = None
     workers: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="Workers NODE-N, patterns, or nodes with --nproc-per-node.")
     ] = None
     master: Annotated[str | None, typer.Option(metavar="NAME", help="The worker or node of rank 0.")] = None
-    world_size: Annotated[int | None, typer.Option(metavar="N", help="Ranks; default: one for each worker.")] = None
+    world_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of ranks; default: one for each worker.")
+    ] = None
     master_port: Annotated[int | None, typer.Option(metavar="PORT", help="First port to try; default: 29500.")] = None
     backend: Annotated[str | None, typer.Option(metavar="NAME", help="nccl (default) or gloo.")] = None
-    nproc_per_node: Annotated[int | None, typer.Option(metavar="N", help="Workers that a node stands for.")] = None
+    nproc_per_node: Annotated[int | None, typer.Option(metavar="N", help="Workers for each node in --workers.")] = None
     nnodes: Annotated[
-        str | None, typer.Option(metavar="MIN:MAX", help="Start again without failed nodes while MIN are left.")
+        str | None, typer.Option(metavar="MIN:MAX", help="Restart without failed nodes if MIN of MAX nodes are left.")
     ] = None
-    env: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A variable for all ranks; repeat.")] = None
+    env: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A variable for all ranks; may be repeated.")] = (
+        None
+    )
     cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Directory of the ranks; default: your home.")] = None
     restart: Annotated[str | None, typer.Option(metavar="WHEN", help="never (default), on_failure or always.")] = None
-    max_restarts: Annotated[int | None, typer.Option(metavar="N", help="By policy, within an hour; default: 3.")] = None
+    max_restarts: Annotated[
+        int | None, typer.Option(metavar="N", help="At most N automatic restarts in an hour; default: 3.")
+    ] = None
     on_hang: Annotated[
         str | None, typer.Option(metavar="WHAT", help="report (default), restart or restart_without_node.")
     ] = None
-    grace: Annotated[str | None, typer.Option(metavar="TIME", help="Between SIGTERM and SIGKILL; default: 10s.")] = None
-    fence: Annotated[
-        str | None, typer.Option(metavar="TIME", help="After this time alone, a node ends its ranks; default: 60s.")
-    ] = None
-    save: Annotated[str | None, typer.Option(metavar="COMMAND", help="Run before a restart by policy, or SIGUSR1.")] = (
+    grace: Annotated[str | None, typer.Option(metavar="TIME", help="Time from SIGTERM to SIGKILL; default: 10s.")] = (
         None
     )
-    save_time: Annotated[str | None, typer.Option(metavar="TIME", help="Limit of --save; default: 60s.")] = None
+    fence: Annotated[
+        str | None, typer.Option(metavar="TIME", help="A node cut off for this time ends its ranks; default: 60s.")
+    ] = None
+    save: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="Run this, or send SIGUSR1, before an automatic restart.")
+    ] = None
+    save_time: Annotated[str | None, typer.Option(metavar="TIME", help="Time limit of --save; default: 60s.")] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the ranks, and change nothing.")] = False
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from probing.diagnosis.facts import Facts, NodeFacts
     from probing.diagnosis.verdict import Finding
 
-    # The facts of a node, its findings, and what could not be read.
+    # The facts of a node, the findings about the node, and texts about facts that could not be read.
     _Judged = tuple[NodeFacts, Sequence[Finding], Sequence[str]]
 
 __all__ = ("EXAMPLES", "collect", "run")

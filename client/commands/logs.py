@@ -30,7 +30,8 @@ EXAMPLES = ("probingctl logs --job 4711 --kind nan --follow",)
 MOST_LINES = 10_000
 FOLLOW_S = 1.0
 _MOST_SEEN = 10 * MOST_LINES
-# The most seconds until a row is stored: rows are buffered, and the clocks of nodes differ.
+# The interval that is searched for new lines: a row is stored some time after its ``ts``, because rows are buffered and
+# the clocks of nodes differ.
 _LATE = Interval(Bound(60.0))
 _LINES = """
 SELECT node, ts, epoch_ns(ts) AS t, job, run, rank, pid, tid, stream, kind, line, suppressed
@@ -40,7 +41,7 @@ FROM process.logs WHERE {where} ORDER BY ts DESC LIMIT {limit}
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Chooses lines by job, rank, and a text that their kind contains, in upper or lower case; None: all lines."""
+    """Filters lines by job, rank, and a text in their kind (case-insensitive); None: no filter."""
 
     job: str | None
     rank: int | None
@@ -59,7 +60,7 @@ class Options:
     job: Job = None
     rank: Rank = None
     kind: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only lines that match a pattern whose text contains this.")
+        str | None, typer.Option(metavar="TEXT", help="Only lines that match a pattern with this text in it.")
     ] = None
     since: Since = "1h"
     until: Until = None
@@ -92,8 +93,8 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _warned(cluster: Cluster, told: Sequence[str], *, whole: bool) -> list[str]:
-    """Returns a text for each node that did not answer the last question or lacks rows, and one if the answer was not
-    ``whole``. Warns with the texts that ``told`` does not contain."""
+    """Returns a warning for each node that did not answer the last question or lacks rows, and a warning if the answer
+    was not ``whole``. Writes the warnings that ``told`` does not contain."""
     texts = [f"node {node} is missing: {reason}" for node, reason in silent_nodes(cluster).items()]
     texts += missing_rows(cluster.outcomes)
     if not whole:
@@ -110,19 +111,20 @@ def collect(cluster: Cluster, chosen: Filter, during: Interval) -> list[Row]:
 
 
 def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator[tuple[list[Row], bool]]:
-    """Yields ``found``, then each second the new lines; with each, whether no line between them was left out. Ends only
-    by an error."""
+    """Yields ``found``, then a list of the new lines each second. Each list comes with a flag, which is False if lines
+    before the list were left out. Ends only with an error."""
     yield list(found), True
     seen = dict.fromkeys(map(_identity, found))
     while True:
         time.sleep(FOLLOW_S)
-        # Otherwise the lines of all answers would stay in memory.
+        # Outcomes are dropped, because they hold the lines of all answers and would fill the memory.
         cluster.outcomes.clear()
         rows = collect(cluster, chosen, _LATE)
-        # The oldest line of a full answer was shown before, unless more lines came since then than an answer has.
+        # If the oldest line of a full answer was not shown before, more new lines came than fit in the answer, so some
+        # are missing.
         whole = len(rows) < MOST_LINES or _identity(rows[0]) in seen
         yield [row for row in rows if _identity(row) not in seen], whole
-        # Earlier lines are remembered for longer, because they come again if the clock of a node is set back.
+        # Lines of earlier answers are remembered too, because they are found again if the clock of a node is set back.
         seen |= dict.fromkeys(map(_identity, rows))
         for oldest in list(seen)[: max(0, len(seen) - _MOST_SEEN)]:
             del seen[oldest]

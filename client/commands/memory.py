@@ -23,9 +23,9 @@ from probing.client.times import Bound, Interval
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl memory --all-nodes --job 4711", "probingctl memory --limit 10 -f json")
-# Rows of memory and exits are read from this long before now.
+# Rows of memory and exits are read if they are younger than this.
 _LATELY = Interval(Bound(120.0))
-# A rank is reported if it uses this many times the median of its job, and this many bytes more.
+# A rank is reported if it uses at least this many times the median of its job, and at least this many bytes more.
 _UNEVEN, _UNEVEN_BYTES = 1.2, 256_000_000
 
 

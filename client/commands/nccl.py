@@ -90,7 +90,7 @@ def collect(
     cluster: Cluster, job: str | None, comm: str | None, during: Interval
 ) -> tuple[list[Row], dict[Run, list[Pending]]]:
     """Returns communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes, and the
-    operations in flight by run; none unless the interval reaches to now. Reads one snapshot of each node."""
+    operations in flight by run, which are empty unless the interval reaches to now. Reads one snapshot of each node."""
     of_job = "true" if job is None else f"job = {sql_text(job)}"
     where = of_job if comm is None else f"{of_job} AND comm = {sql_text(comm)}"
     asked = {"where": where, "during": during.sql(), "of_job": of_job}
@@ -129,7 +129,9 @@ def collect(
 
 
 def _spread(cluster: Cluster, nodes: set[str]) -> int | None:
-    """Returns by how much the nodes' clocks may differ, which is the error of lags between nodes; None for one node."""
+    """Returns the maximum difference of the nodes' clocks, ns, which is the error of lags between nodes; None for one
+    node.
+    """
     now_ns = time.monotonic_ns()
     return spread_ns(cluster.clocks.of(node, now_ns) for node in nodes) if len(nodes) > 1 else None
 
@@ -204,7 +206,7 @@ def _describe(own: Row, members: Sequence[Row]) -> None:
     states = Counter(row["state"] for row in members if row["state"] is not None)
     own["states"] = dict(sorted(states.items()))
     own["state"] = next((state for state in _STATES if state in states), next(iter(own["states"]), None))
-    # A rank that knows the role overrides ranks that do not.
+    # A role that some rank reports is shown even if other ranks do not know the role.
     roles = [row for row in members if row["role"] not in (None, "unknown")] or [r for r in members if r["role"]]
     if roles:
         own["role"], own["role_why"] = roles[0]["role"], roles[0]["role_why"]

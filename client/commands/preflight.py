@@ -41,7 +41,8 @@ class Options:
         typer.Option(metavar="PATH", help="Compare Python, torch, CUDA and NCCL of this interpreter."),
     ] = None
     env_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="NAME=VALUE for all ranks; in a section [NODE] for one rank.")
+        Path | None,
+        typer.Option(metavar="FILE", help="NAME=VALUE for all ranks; a section [NODE] is for one rank of NODE."),
     ] = None
     iface: Annotated[str | None, typer.Option(metavar="IF", help="A network interface that every node must have.")] = (
         None

@@ -29,7 +29,7 @@ EXAMPLES = (
 )
 _MOST_LIVE_S = 3600
 _HZ = 99
-# If more than this share of the training threads' time is off the CPU, a profile of the rest would hide the cause.
+# If more than this share of the training threads' time is off the CPU, a profile of CPU time would hide the cause.
 _MOSTLY = 0.5
 
 
@@ -40,10 +40,11 @@ class Options:
     rank: Rank = None
     live: Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Sample now, for this time.")] = None
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Stored samples: how far back, or an instant; default: 5m.")
+        str | None,
+        typer.Option(metavar="TIME", help="Start of stored samples: how long before now, or an instant; default: 5m."),
     ] = None
     until: Until = None
-    cpu: Annotated[bool, typer.Option("--cpu", help="Only time on the CPU, even if most time is off it.")] = False
+    cpu: Annotated[bool, typer.Option("--cpu", help="Only time on the CPU, even if most time is off the CPU.")] = False
     wall: Annotated[bool, typer.Option("--wall", help="Time on and off the CPU.")] = False
     off_cpu: Annotated[bool, typer.Option("--off-cpu", help="Only time off the CPU.")] = False
     hz: Annotated[
@@ -62,7 +63,7 @@ class Options:
         str | None,
         typer.Option(
             metavar="WHAT",
-            help="What to compare with: rank:R, pid:P, job:J or before:10m; the rest stays as selected.",
+            help="What to compare with: rank:R, pid:P, job:J or before:10m; other filters stay the same.",
         ),
     ] = None
     gil: Annotated[bool, typer.Option("--gil", help="Only while the thread holds the GIL.")] = False
@@ -86,13 +87,11 @@ class Options:
             raise UsageError("--seconds samples now, --since and --until look back", hint="leave one out")
         if self.hz is not None and self.live is None:
             raise UsageError(
-                "--hz belongs to --seconds", hint="`probingctl config sampling.hz` has the rate of stored samples"
+                "--hz needs --seconds", hint="`probingctl config sampling.hz` shows the rate of stored samples"
             )
         live = 0.0 if self.live is None else seconds(self.live)
         if live > _MOST_LIVE_S:
-            raise UsageError(
-                "--seconds is for an hour at most", hint="for longer times read stored samples with --since"
-            )
+            raise UsageError("--seconds is at most one hour", hint="for longer times read stored samples with --since")
         pids = tuple(process_id(text) for text in self.pids or ())
         state = "wall" if self.wall else "off_cpu" if self.off_cpu else "cpu"
         whole = Selection(pids, self.job or "", self.rank, state, gil=self.gil)

@@ -67,12 +67,13 @@ class Options:
             "--job",
             "--group",
             metavar="JOB",
-            help="Only this job or group: its name, the end of its name, a run, or a pid of it.",
+            help="Only this job or group: its name, the end of its name, its run, or one of its pids.",
         ),
     ] = None
     ended: Annotated[bool, typer.Option("--ended", help="Processes that have ended, the newest first.")] = False
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --ended: how far back, or an instant; default: 1d.")
+        str | None,
+        typer.Option(metavar="TIME", help="With --ended: start, how long before now, or an instant; default: 1d."),
     ] = None
     until: Annotated[str | None, typer.Option(metavar="TIME", help="With --ended: the end, given as for --since.")] = (
         None
@@ -82,7 +83,7 @@ class Options:
 
 def run(settings: Settings, options: Options) -> None:
     if not options.ended and (options.since is not None or options.until is not None):
-        raise UsageError("--since and --until belong to --ended", hint="without --ended ps shows running processes")
+        raise UsageError("--since and --until need --ended", hint="without --ended ps shows running processes")
     during = interval(options.since or "1d", options.until)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)

@@ -76,7 +76,7 @@ def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, obj
         with cluster.stream(sql, params) as rows:
             batches = progress.counting(answer.passed(iter(rows)), to_terminal=to_terminal)
             write_stream(settings, rows.schema, batches)
-    # ``opened`` warns of a merged answer, which is among the outcomes.
+    # ``opened`` writes the warnings of a merged answer, which is among the outcomes, so they are not written here.
     warn_unless_told(rows.warnings, missing_rows(cluster.outcomes))
     if answer.empty:
         hint_at_jobs(cluster, sql, params)

@@ -61,16 +61,16 @@ RANK_FIELDS = (
 class Options:
     job: Job = None
     workers: Annotated[
-        str | None, typer.Option(metavar="A,B,C|FILE", help="Workers NODE-N: show or check the launcher's ranks.")
+        str | None, typer.Option(metavar="A,B,C|FILE", help="Workers NODE-N: show their ranks; with --job, check them.")
     ] = None
     master: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The master: a worker of --workers, or a node of one.")
+        str | None, typer.Option(metavar="NAME", help="The master: a worker of --workers, or a worker's node.")
     ] = None
 
 
 def run(settings: Settings, options: Options) -> None:
     if (options.workers is None) != (options.master is None):
-        raise UsageError("--workers and --master belong together", hint="name the master among the workers")
+        raise UsageError("--workers and --master must be given together", hint="name the master among the workers")
     workers = [] if options.workers is None or options.master is None else _workers(options.workers, options.master)
     if workers and options.job is None:
         _write_workers(settings, workers)
@@ -123,7 +123,7 @@ def _jobs(cluster: Cluster, job: str | None, workers: Sequence[Worker]) -> list[
     found = []
     for (name, incarnation), rows in sorted(runs.items()):
         members = [_placed(row, env.get(_process(row), {}), known.get(_process(row))) for row in rows]
-        # If no process of a job has RANK or WORLD_SIZE, the job is not distributed.
+        # A job in which no process has RANK or WORLD_SIZE is left out: it is not distributed.
         if all(m.rank is None and m.world_size is None for m in members):
             continue
         local = all(_local(row, env.get(_process(row), {})) for row in rows)
@@ -133,14 +133,14 @@ def _jobs(cluster: Cluster, job: str | None, workers: Sequence[Worker]) -> list[
 
 
 def _everywhere(cluster: Cluster) -> bool:
-    """Returns whether all nodes that the asked nodes know were asked, and answered."""
+    """Returns whether every node that the asked nodes know was asked and answered."""
     if not cluster.many or any(outcome.failed for outcome in cluster.outcomes):
         return False
     asked = {answered.node for outcome in cluster.outcomes for answered in outcome.answered}
     try:
         answers = cluster.of_nodes(asked).query_each(_MEMBERS)
     except QueryRejected:
-        # A token that is limited to jobs does not see which nodes there are.
+        # A token that is limited to jobs has no access to the list of nodes.
         return False
     return asked.issuperset(row["member"] for answer in answers for row in rows_of(answer))
 
@@ -164,7 +164,8 @@ def _process(row: Row) -> tuple[object, ...]:
 def _placed(row: Row, env: dict[str, str], steps: Row | None) -> Placed:
     address, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     master = f"{address or '?'}:{port or '?'}" if address or port else None
-    # A node counts steps from the first step that it saw, unless the job has a counter of its own.
+    # Step numbers of different nodes are comparable only if the job itself counts steps: a node counts from the first
+    # step that it saw.
     counted = "" if steps is None or steps["source"] == "variable" else row["node"]
     return Placed(
         rank=row["rank"],

@@ -132,8 +132,8 @@ def _read(cluster: Cluster, sql: str) -> list[Row]:
 
 
 def _shown(row: Row) -> Row:
-    """Returns the shown columns of a row. ``before``: errors before the interval, since the driver was loaded;
-    ``cnp``: congestion notifications.
+    """Returns the shown columns of a row. ``before``: the errors between the load of the driver and the
+    start of the interval. ``cnp``: congestion notifications.
     """
     new = {name: row[f"{name}_new"] or 0 for name in _ERRORS}
     before = {name: (row[name] or 0) - new[name] for name in _ERRORS}

@@ -1,4 +1,4 @@
-"""``repl``: Python that is typed in and run in processes of a job, where the administrators of their nodes allow it."""
+"""``repl``: reads Python from a prompt and runs it in processes of a job, where the nodes' administrators allow it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXAMPLES = ("probingctl repl --job 4711 --rank 0", "probingctl repl 4242")
 _MAX_NAMES = 200
 # A dotted name before the cursor.
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\.?\Z")
-# How long the names of an object are remembered, s: each completion stops the program for some 0.4 ms.
+# How long the names of an object are cached, s, because asking for them stops the program for some 0.4 ms.
 _REMEMBERED_S = 5.0
 
 
@@ -44,15 +44,15 @@ class Options:
     words: Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="Processes.")] = None
     job: Job = None
     rank: Rank = None
-    limit: Annotated[
-        str, typer.Option(metavar="TIME", help="Time in which each input has to begin and to end; then it is ended.")
-    ] = "5s"
+    limit: Annotated[str, typer.Option(metavar="TIME", help="Time limit for the start and the run of each input.")] = (
+        "5s"
+    )
 
 
 def run(settings: Settings, options: Options) -> None:
     pids = [process_id(word) for word in options.words or ()]
     if not pids and options.job is None and options.rank is None:
-        raise UsageError("code is run in named processes", hint="give a pid, --job JOB or --rank R")
+        raise UsageError("repl needs the processes in which to run the code", hint="give a pid, --job JOB or --rank R")
     with opened(settings) as cluster:
         repl = Repl(cluster, pids, job_named(cluster, options.job or ""), options.rank, seconds(options.limit))
         greeting = repl.begin()
@@ -69,9 +69,9 @@ def run(settings: Settings, options: Options) -> None:
 
 @dataclass
 class Repl:
-    """A session in the processes ``pids``, or in the trainers of ``job``; of these only in ``rank`` if it is given.
+    """A session in the processes ``pids``, or in the trainers of ``job``, limited to ``rank`` if a rank is given.
 
-    ``limit``: see ``Options``. ``write`` gets the answers as text, ``complain`` what went wrong.
+    ``limit``: see ``Options``. ``write`` is called with the answers as text, ``complain`` with error messages.
     """
 
     cluster: Cluster
@@ -113,12 +113,12 @@ class Repl:
         except ProbingError as e:
             self.complain(escape(f"error: {e.message}") + "\n" + (escape(f"hint: {e.hint}") + "\n" if e.hint else ""))
         except KeyboardInterrupt:
-            self.complain(f"the answer is not waited for; code that still runs is ended after {self.limit:g} s\n")
+            self.complain(f"no longer waiting for the answer; code that still runs is ended after {self.limit:g} s\n")
 
     def names(self, before: str) -> list[tuple[str, int]]:
         """Returns completions of the dotted name at the end of ``before``, and how many characters each replaces.
 
-        The first process is asked for the names of the object; its attributes are read for that.
+        The first process lists the names with ``dir``, for which it reads the attributes of the dotted name.
         """
         match = _DOTTED.search(before)
         if match is None:
@@ -141,7 +141,7 @@ class Repl:
         with suppress(ProbingError, ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             (result,) = self.cluster.evaluate(code, [self._first], seconds=self.limit, session=self.session).results
             value = ast.literal_eval(result["value"] or "[]")
-            # The process may answer anything.
+            # The process is not trusted: the value may be of any type.
             listed = value if isinstance(value, list) else []
             names = sorted({name for name in listed if isinstance(name, str) and name.isidentifier()})
         self._names[owner] = time.monotonic(), names
@@ -149,7 +149,7 @@ class Repl:
 
 
 def inputs(lines: Iterator[str]) -> Iterator[str]:
-    """Yields the inputs in ``lines``: statements, each as soon as it is whole; blocks end with an empty line."""
+    """Yields the inputs in ``lines``: each statement as soon as it is complete. An empty line ends a block."""
     text = ""
     for line in lines:
         text += line
@@ -160,7 +160,7 @@ def inputs(lines: Iterator[str]) -> Iterator[str]:
 
 
 def is_whole(text: str) -> bool:
-    """Returns whether ``text`` can be run: a whole statement, or a statement that no further line can mend."""
+    """Returns whether ``text`` can be sent: it is a complete statement, or an error that no further line can mend."""
     try:
         return codeop.compile_command(text.rstrip("\n") + "\n" * text.endswith("\n\n"), symbol="single") is not None
     except (SyntaxError, ValueError, OverflowError):

@@ -56,7 +56,7 @@ def _check(options: Options) -> None:
     if options.threads not in (None, "main", "all"):
         raise UsageError(f"--threads {options.threads} is neither main nor all")
     if options.threads is not None and not options.merge:
-        raise UsageError("--threads belongs to --merge", hint="without --merge all threads are shown")
+        raise UsageError("--threads needs --merge", hint="without --merge all threads are shown")
     if options.merge and options.show_locals:
         raise UsageError("--merge compares stacks and shows no variables", hint="leave out --locals or --merge")
 

@@ -27,7 +27,7 @@ _FIELDS = (
     Field("LOST", "lost", count, right=True),
     Field("WHY / WHAT", "note", flex=True),
 )
-# The time in a reason at which the state began.
+# Matches the time at which a state began, in the text of the state's reason.
 _SINCE = re.compile(r"\bsince (\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ)")
 
 
@@ -92,7 +92,7 @@ def as_object(address: str, reply: pb.StatusReply) -> _Node:
 
 
 def _lasts(reply: pb.StatusReply) -> int | None:
-    """Returns for how long the node has been in its state, ns; None if that is unknown or the clock was set back."""
+    """Returns how long the node has been in its state, ns; None if the start is unknown or the clock was set back."""
     if reply.state == "running":
         begun: int | None = reply.started_ns or None
     else:
@@ -114,7 +114,7 @@ def _node_text(node: _Node, width: int | None) -> str:
 
 
 def _state(node: _Node) -> str:
-    """Returns the state and, if known, for how long it has lasted; the daemon may have run for longer."""
+    """Returns the state and, if known, its duration; the daemon may have run longer than that."""
     up = "" if node["uptime_ns"] is None else f" for {age(node['uptime_ns'])}"
     reason = node["reason"] or ""
     if node["state"] == "running":

@@ -39,19 +39,19 @@ _NAMES = f"-o NAME{_PERFETTO[0]} for Perfetto, NAME.json for Chrome, NAME.html f
 class Options:
     job: Job = None
     since: Annotated[
-        str, typer.Option("--since", "--from", metavar="TIME", help="Where to begin: how far back, or an instant.")
+        str, typer.Option("--since", "--from", metavar="TIME", help="Start: how long before now, or an instant.")
     ] = "5m"
     until: Annotated[
         str | None,
-        typer.Option("--until", "--to", metavar="TIME", help="Where to end, given as for --since; default: now."),
+        typer.Option("--until", "--to", metavar="TIME", help="End, given as for --since; default: now."),
     ] = None
 
 
 def run(settings: Settings, options: Options) -> None:
     if options.job is None:
-        raise UsageError("a timeline is of one job", hint="name it with --job; `probingctl ps` lists the jobs")
+        raise UsageError("timeline needs a job", hint="name it with --job; `probingctl ps` lists the jobs")
     write = _writer(settings.output)
-    # Must precede the import of pyarrow, which otherwise never uses numpy.
+    # Comes before the import of pyarrow, because pyarrow looks for numpy only at that time.
     allow_numpy()
     from probing.client.timeline.reading import timeline as timeline_of
 
@@ -66,14 +66,14 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _writer(output: Path | None) -> Callable[[Timeline], list[Path]]:
-    """Returns the function that writes a timeline to ``output``, in the format for its name."""
+    """Returns the function that writes a timeline to ``output``. The suffix of ``output`` decides the format."""
     if output is None:
         raise UsageError("timeline needs a file or a directory to write", hint=_NAMES)
     suffix = output.suffix.lower()
     if output.is_dir() or not suffix:
         return lambda timeline: _directory(timeline, output)
     if suffix not in (*_PERFETTO, ".json", ".html"):
-        raise UsageError(f"-o {output.name}: {suffix} is not a suffix of traces", hint=_NAMES)
+        raise UsageError(f"-o {output.name}: unknown suffix of a trace file: {suffix}", hint=_NAMES)
     return lambda timeline: _file(timeline, output)
 
 
@@ -136,7 +136,7 @@ def _report(timeline: Timeline, files: Sequence[Path]) -> dict[str, Any]:
 def _text(report: dict[str, Any]) -> str:
     """Returns lines about the files, the rows in them, and the gaps of the trace."""
     files = report["files"]
-    name = files[0]["file"] if len(files) == 1 else f"{len(files)} files beside {files[0]['file']}"
+    name = files[0]["file"] if len(files) == 1 else f"{len(files)} files, the first is {files[0]['file']}"
     counts = [
         f"{count(report[key])} {key.replace('_', ' ')}" for key in ("operations", "steps", "samples", "counter_values")
     ]
@@ -147,5 +147,5 @@ def _text(report: dict[str, Any]) -> str:
         f"{', '.join(counts)}, {plural(report['findings'], 'finding')}",
     ]
     if report["gaps"]:
-        lines.append(f"{plural(report['gaps'], 'gap')}, in which rows may be missing, are drawn as such")
+        lines.append(f"{plural(report['gaps'], 'gap')}, in which rows may be missing, are marked as gaps")
     return "".join(f"{escape(line)}\n" for line in [*lines, *report["notes"]])

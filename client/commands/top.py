@@ -38,9 +38,9 @@ __all__ = ("EXAMPLES", "Options", "collect", "run")
 EXAMPLES = ("probingctl top --all-nodes --job 4711", "probingctl top --once")
 # Ends all modes of the terminal that textual has switched on, and restores its cursor and contents.
 _SCREEN_BACK = b"\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[<u\x1b[?1004l\x1b[?25h\x1b[?1049l"
-# How long the screen waits for the first answer before it is drawn, s.
+# How long top waits for the first answer before it draws the screen, s.
 _FIRST_S = 1.0
-# The longest that the screen waits for a node, s.
+# The maximum time that the screen waits for a node, s.
 _PATIENCE_S = 5.0
 _RATES = """
 SELECT node, job, run, pid, count(*) AS calls, epoch_ns(now()) - epoch_ns(max(ts)) AS last_age_ns FROM comm.ops
@@ -74,7 +74,7 @@ class Options:
 
 def run(settings: Settings, options: Options) -> None:
     if options.once and options.interval is not None:
-        raise UsageError("--once prints one frame, and --interval is between two", hint="leave one out")
+        raise UsageError("--once prints one frame, so there is no --interval", hint="leave one out")
     interval, window = seconds(options.interval or "1s"), seconds(options.window)
     if options.once:
         with opened(settings) as cluster:
@@ -136,7 +136,7 @@ def _screen(cluster: Cluster, job: str | None, interval: float, window: float) -
 
 
 def _lines(settings: Settings, cluster: Cluster, job: str | None, interval: float, window: float) -> None:
-    """Prints one frame after the other, each below a line with its time."""
+    """Prints one frame after the other. A line with the time of the frame comes before each frame."""
     while True:
         begun = time.monotonic()
         cluster.outcomes.clear()
@@ -198,7 +198,7 @@ def _python(cluster: Cluster, job: str | None) -> tuple[dict[Process, str], list
     try:
         found = cluster.stacks(job=job or "")
     except ProbingError as e:
-        # The other columns are still shown.
+        # The frame is shown without the column of Python frames.
         return {}, [f"stacks: {e.message}"]
     main = {process_of(t): innermost(t["frames"]) or "" for t in found.threads if t["trains"]}
     return main, [f"stack of pid {f['pid']} on {f['node']}: {f['reason']}" for f in found.failures]

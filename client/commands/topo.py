@@ -82,9 +82,7 @@ def collect(cluster: Cluster, job: str | None) -> list[Row]:
 
 
 def _nodes(devices: Sequence[Row], links: Sequence[Row], processes: Sequence[Row], job: str | None) -> list[Row]:
-    """Returns each node with its ``gpus``, each of which has its ``ranks``, and its ``links``, as docs/json.md
-    describes.
-    """
+    """Returns each node with its ``gpus`` (each with its ``ranks``) and its ``links``, as docs/json.md describes."""
     nodes: dict[str, Row] = {}
     for row in sorted(devices, key=lambda row: (row["node"], row["device_id"])):
         if row["mig"] is None:
@@ -95,7 +93,7 @@ def _nodes(devices: Sequence[Row], links: Sequence[Row], processes: Sequence[Row
             nodes[row["node"]]["links"].append({name: row[name] for name in _LINK})
     for row in sorted(processes, key=lambda row: (row["rank"] is None, row["rank"] or 0)):
         for gpu in nodes.get(row["node"], {"gpus": ()})["gpus"]:
-            # Another GPU may have the number of one that is gone.
+            # A GPU that is gone may have the same number as a present GPU.
             is_this = gpu["device_id"] == row["device_id"] and gpu["state"] != "gone"
             if is_this and row["rank"] is not None and job in (None, row["job"]):
                 gpu["ranks"].append(row["rank"])

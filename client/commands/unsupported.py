@@ -30,8 +30,8 @@ def launch(_settings: Settings, _options: Options) -> None:
 
 
 def nearest(code: str) -> str:
-    """Returns a hint with a command that reads the variables of ``code`` from outside, or, if there are none, with
-    other commands.
+    """Returns a hint with a command that reads the variables of ``code`` from outside. If ``code`` has no variables,
+    the hint names other commands.
     """
     try:
         tree = ast.parse(code[:_MAX_CODE])
@@ -44,7 +44,8 @@ def nearest(code: str) -> str:
 
 
 def _names(tree: ast.AST) -> list[str]:
-    """Returns the dotted names that the code only reads, outermost first: no calls, imports or builtins."""
+    """Returns the dotted names in the code, outermost first, without names of called functions, imports and
+    builtins."""
     skipped = {
         alias.asname or alias.name.partition(".")[0]
         for node in ast.walk(tree)

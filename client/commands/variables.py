@@ -34,7 +34,8 @@ _FIELDS = (
     Field("TYPE", "type"),
     Field("VALUE", "shown", flex=True),
 )
-# How the reasons of a node begin if the name of a variable is in no frame and names no module.
+# The beginnings of the reasons that a node gives for an unknown name, which is neither a variable of a frame nor a
+# module.
 _NOWHERE = ("there is no variable ", "no module ")
 _WATCH, _INTERVAL = "variables.watch", "variables.interval_s"
 
@@ -57,8 +58,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """A watch on variables of a job, of processes, or of all processes. Times are in seconds; ``length`` 0: until the
-    watch is removed.
+    """A watch on variables of a job, of processes, or of all processes. Times are in seconds. With ``length`` 0 the
+    watch lasts until it is removed.
     """
 
     names: tuple[str, ...]
@@ -72,7 +73,7 @@ def run(settings: Settings, options: Options) -> None:
     if options.watch and options.unwatch:
         raise UsageError("--watch and --unwatch contradict each other")
     if not options.watch and (options.interval is not None or options.for_ is not None):
-        raise UsageError("--interval and --for belong to --watch")
+        raise UsageError("--interval and --for need --watch")
     words = options.words or ()
     names = tuple(word for word in words if not word.isdigit())
     pids = tuple(process_id(word) for word in words if word.isdigit())
@@ -101,7 +102,7 @@ def _check(options: Options, names: Sequence[str], pids: Sequence[int]) -> None:
         raise UsageError("there is no name of a variable", hint="for example: probingctl vars --job 4711 loss step")
     for name in names if options.watch else ():
         if "," in name:
-            raise UsageError(f"{name}: a name has no comma", hint="give several names as several words")
+            raise UsageError(f"{name}: a name has no comma", hint="separate names with spaces: loss step")
     if (options.watch or options.unwatch) and pids and options.job:
         raise UsageError("--job and PID contradict each other", hint="a watch is for one job, some processes, or all")
 

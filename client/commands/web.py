@@ -32,7 +32,7 @@ EXAMPLES = (
 class Options:
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, metavar="P", help="Port of 127.0.0.1; 7088 or a free one if left out."),
+        typer.Option(min=0, max=65535, metavar="P", help="Port on 127.0.0.1; default: 7088, or a free port."),
     ] = None
     listen: Annotated[
         str | None,
@@ -47,7 +47,7 @@ class Options:
 
 def run(settings: Settings, options: Options) -> None:
     if options.listen is None and (options.cert or options.key):
-        raise UsageError("--cert and --key belong to --listen", hint="without --listen only 127.0.0.1 is served")
+        raise UsageError("--cert and --key need --listen", hint="without --listen only 127.0.0.1 is served")
     if options.listen is not None and options.port is not None:
         raise UsageError(
             "--listen and --port exclude each other", hint="leave out --port: --listen HOST:PORT names the port"
@@ -66,7 +66,9 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def panels() -> Panels:
-    """Returns the panels by address. A panel with the name of a command has the data of its -f json."""
+    """Returns the panels by address. A panel with the name of a command has the data that the command prints with
+    -f json.
+    """
     from probing.client.web import flames, groups, jobs, ranks, sql
 
     return {
@@ -76,7 +78,7 @@ def panels() -> Panels:
         "health": lambda question: health.collect(question.cluster),
         "history": jobs.history,
         "nccl": _nccl,
-        # A thousand nodes that know each other have a million of these rows.
+        # Only the target is asked: if each of a thousand nodes listed all nodes, there would be a million rows.
         "nodes": lambda question: rows_of(nodes.members(question.of_all_nodes(False))),
         "preflight": lambda question: preflight.collect(question.cluster),
         "profile": flames.profile,
@@ -93,8 +95,8 @@ def panels() -> Panels:
 
 
 def posted_panels(*, signs: bool = True) -> Panels:
-    """Returns the panels whose parameters are too long for a URL, and the actions; ``signs``: actions are carried out,
-    not refused."""
+    """Returns the panels whose parameters are too long for a URL, and the actions. ``signs``: whether actions are
+    carried out; if not, they are refused."""
     from probing.client.web import groups, sql
 
     actions = groups.ACTIONS if signs else groups.refusing()

@@ -39,7 +39,7 @@ _MAX_LOG = 256 << 10
 @dataclass(frozen=True, slots=True)
 class Options:
     join: Annotated[
-        str | None, typer.Option(metavar="NODE:PORT", help="The daemon of this node; default: -t, its socket.")
+        str | None, typer.Option(metavar="NODE:PORT", help="The daemon of this node; default: the socket of -t.")
     ] = None
     name: Annotated[str | None, typer.Option(metavar="NODE-N", help="Serve only this worker.")] = None
     slots: Annotated[
@@ -48,7 +48,7 @@ class Options:
     ] = None
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Commands that groups may run here; default: those typed on this node."),
+        typer.Option(metavar="PATTERN", help="Commands that groups may run; default: commands typed on this node."),
     ] = None
 
 
@@ -68,7 +68,7 @@ def run(settings: Settings, options: Options) -> None:
         directory = _state_directory(node)
         launcher = Launcher(node, workers, directory, rules)
         start_keeper(directory, node)
-        # A signal only wakes the loop, which then looks at this list.
+        # A signal handler only adds its signal to this list. The loop reads the list at least every _REPORT_S.
         signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda got, _: signals.append(got))
@@ -105,7 +105,7 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
             try:
                 launcher.reexec()
             except OSError as e:
-                sys.stderr.write(f"the program cannot be run anew, and goes on as it is: {e.strerror}\n")
+                sys.stderr.write(f"the launcher cannot restart its program, and goes on: {e.strerror}\n")
     living = sum(row.state in ("starting", "running", "ending") for row in launcher.report())
     launcher.close()
     if living:
@@ -115,7 +115,7 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
 
 
 def _log_part(launcher: Launcher, wanted: LogWanted) -> tuple[bytes, int, str]:
-    """Returns a part of the log of a rank, the position after it, and why there is none."""
+    """Returns a part of the log of a rank, the position after that part, and the reason if there is no log, or ""."""
     path = launcher.log(wanted.group, wanted.rank)
     if path is None:
         return b"", 0, "it has no log here"
@@ -134,7 +134,7 @@ def _workers(node: str, options: Options) -> tuple[str, ...]:
 
 
 def _state_directory(node: str) -> Path:
-    """Returns the launcher's directory. It has the node's name, since nodes may share the home directory."""
+    """Returns the launcher's directory. Its path has the node's name, since nodes may share the home directory."""
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return base / "probing" / "launcher" / node
 

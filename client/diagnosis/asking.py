@@ -1,9 +1,9 @@
 """Makes the diagnoses of `diagnose`, from facts and stored findings of nodes, facts in a file, or dumps in a directory.
 
-Facts of one moment may show less than earlier facts: a rank that polls seems to move, a busy machine gives no stack,
-and a job that hung until somebody ended it shows only its end. A daemon gathers facts repeatedly, and closes a finding
-only when the job goes on or facts with stacks refute it twice. So its stored findings are added to a diagnosis that
-shows less.
+Facts of one moment may show less than earlier facts: a rank that polls seems to move, stacks cannot be read on a busy
+machine, and a job that hung until somebody ended it shows only its end. A daemon gathers facts repeatedly, and closes a
+finding only when the job goes on or facts with stacks refute it twice. So its stored findings are added to a diagnosis
+that shows less.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def gathered(cluster: Cluster, job: str | None) -> list[Facts]:
     """Returns the facts of each run of ``job`` (None: of all jobs); ``missing`` has the nodes that did not answer.
 
     If a job ended too long ago to have facts, its facts are the exits of its processes. If the facts of ``job`` could
-    not be read in time, they have no ranks. Raises NotFound for an unknown job, PartialAnswer if only a node that did
-    not answer may have facts.
+    not be read in time, the result has no ranks. Raises NotFound for an unknown job, PartialAnswer if only a node that
+    did not answer may have facts.
     """
     asked = len(cluster.outcomes)
     parts: list[Facts] = []
@@ -100,7 +100,7 @@ def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> li
 
     A job that stands still gets its open findings if its diagnosis shows nothing wrong, or cannot name the rank at
     fault, for example because only one of its nodes was asked. A job that has ended gets the findings that were open at
-    its end. A job of which something could not be read gets its open findings as notes.
+    its end. If some facts of a job could not be read, the job gets its open findings as notes.
 
     If the findings cannot be queried, ``missing`` says so.
     """
@@ -139,13 +139,14 @@ def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
     case = Case(facts)
     findings = [_finding(case, row) for row in own]
     errors = [finding for finding in findings if finding.severity == ERROR]
-    # Order: what stopped the job, then its end, then what slowed it down.
+    # The order of the findings: what stopped the job, then its end, then what slowed it down.
     others = [finding for finding in findings if finding.severity != ERROR]
     others += [_not_seen(case, row) for row in unseen]
     if not errors and not others:
         return diagnosis
     if errors and not ended:
-        # The stored finding, made from the facts of all nodes, names the rank.
+        # CANNOT_TELL is dropped, because the stored finding, which was made from the facts of all nodes, names the
+        # rank.
         named = tuple(finding for finding in diagnosis.findings if finding.verdict is not CANNOT_TELL)
         diagnosis = replace(diagnosis, findings=named)
     ends = [finding for finding in diagnosis.findings if finding.severity != NOTE]
@@ -155,26 +156,28 @@ def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
 
 
 def _not_seen(case: Case, row: Row) -> Finding:
-    """Returns, as a note, an open finding of a job of which something could not be read."""
+    """Returns the open finding in ``row`` as a note. It is for a job of which some facts could not be read."""
     finding = _finding(case, row)
     sentence = f"open since {clock(row['opened'])}, and not checked again by this diagnosis: {finding.sentence}"
     return replace(finding, severity=NOTE, sentence=sentence)
 
 
 def _rows_of(facts: Facts, rows: Verdicts) -> list[Row]:
-    """Returns the rows with known verdicts about the run; if no rank could be read, about all runs of the job."""
+    """Returns the rows with known verdicts about the run; if no rank could be read, those of all runs of the job."""
     keys = [(facts.job, facts.run)] if facts.ranks else [key for key in rows if key[0] == facts.job]
     return [row for key in keys for row in rows.get(key, ()) if row["verdict"] in VERDICTS]
 
 
 def _undecided(diagnosis: Diagnosis) -> bool:
-    """Returns whether the diagnosis has no error or warning, but facts that could not be read may hide one."""
+    """Returns whether the diagnosis has neither an error nor a warning, but facts that could not be read may hide
+    some."""
     worst = any(finding.severity != NOTE for finding in diagnosis.findings)
     return not worst and bool(unread(diagnosis.facts, diagnosis.missing))
 
 
 def _names_nobody(diagnosis: Diagnosis) -> bool:
-    """Returns whether the diagnosis shows nothing wrong, or waiting ranks without the ranks that they wait for."""
+    """Returns whether the diagnosis shows nothing wrong, or shows ranks that wait but not the ranks that they wait
+    for."""
     return not wrong(diagnosis) or any(finding.verdict is CANNOT_TELL for finding in diagnosis.findings)
 
 
@@ -248,7 +251,7 @@ def from_dumps(directory: Path) -> Diagnosis:
     except OSError as e:
         raise NotFound(f"{directory} cannot be read: {e.strerror}") from e
     if not files:
-        hint = "the names of dumps end with the rank, as nccl_trace_rank_3: TORCH_NCCL_DEBUG_INFO_TEMP_FILE sets them"
+        hint = "names of dumps end with the rank, such as nccl_trace_rank_3; TORCH_NCCL_DEBUG_INFO_TEMP_FILE sets them"
         raise NotFound(f"no dump is in {directory}", hint=hint)
     dumps: dict[int, RankDump] = {}
     groups: dict[object, Group] = {}

@@ -1,7 +1,7 @@
 """Reads process.events: how processes of jobs ended, and which exit was the first failure of its run.
 
-The first failure is the rank that a finding of the daemon names; without such a finding ``diagnosis.deaths`` chooses by
-the exits.
+The first failure is the rank that a finding of the daemon names. Without such a finding ``diagnosis.deaths`` chooses it
+from the exits.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ("MOST", "death_text", "ended", "ended_sql", "events", "exits", "facts_of_exits", "how", "recent")
 
-# The most rows of one answer; older rows are left out.
+# The maximum number of rows in an answer; older rows are left out.
 MOST = 1000
-# The most rows that are read of all nodes, or, where each node is asked by itself, of a node.
+# The maximum number of rows that a query reads. It holds for all nodes together or, if each node is queried alone, for
+# each node.
 _MOST_READ = 10 * MOST
-# The first failure of a run is searched for this long before the interval, s.
+# The search for the first failure of a run begins this long before the interval, s.
 _BEFORE_S = 86400
 _ENDS = "'exit', 'oom_kill'"
 _EVENTS = f"""
@@ -39,7 +40,7 @@ ORDER BY ts DESC LIMIT {_MOST_READ}
 
 
 def events(cluster: Cluster, where: str, during: Interval) -> list[Row]:
-    """Returns the starts, exits and kills in the interval ``during``, oldest first, at most the MOST newest.
+    """Returns the starts, exits and kills in the interval ``during``, oldest first; only the newest MOST of them.
 
     Each row has ``oom``, ``first`` (whether it is the exit of the rank that failed first in its run) and ``detail``.
     ``where`` is an SQL condition on process.events.
@@ -55,8 +56,8 @@ def events(cluster: Cluster, where: str, during: Interval) -> list[Row]:
 
 
 def _starts(cluster: Cluster, rows: list[Row], during: Interval) -> list[Row]:
-    """Returns the starts of processes whose other events are in ``rows``: a launcher's start may lack the job, which
-    is known only from its ranks, later."""
+    """Returns the starts of the processes that have other events in ``rows``, but no start. They may be missing from
+    ``rows`` because the start of a launcher can lack the job, which becomes known later from the launcher's ranks."""
     known = {_process(row) for row in rows if row["event"] == "start"}
     lacking = {_process(row) for row in rows} - known
     if not lacking:
@@ -67,12 +68,13 @@ def _starts(cluster: Cluster, rows: list[Row], during: Interval) -> list[Row]:
 
 
 def ended(cluster: Cluster, where: str, during: Interval) -> list[Row]:
-    """Returns ``exits`` of the rows that nodes have. ``where`` is an SQL condition on the job."""
+    """Returns the result of ``exits`` for the rows of the nodes. ``where`` is an SQL condition on the job."""
     return exits(*_asked(cluster, where, during, ("exit", "oom_kill")))
 
 
 def ended_sql(where: str, during: Interval) -> str:
-    """Returns the SELECT for the ``rows`` of ``exits``, newest first; they include the day before ``during``."""
+    """Returns the SELECT for the argument ``rows`` of ``exits``: rows of ``during`` and of the day before, newest
+    first."""
     return _sql(where, during, ("exit", "oom_kill"))
 
 
@@ -88,7 +90,8 @@ def facts_of_exits(cluster: Cluster, job: str) -> list[Facts]:
     stored.
     """
     rows: list[Row] = []
-    # Data loaders are many, and mostly end with their rank.
+    # If there are too many rows, data loaders are left out: there are many of them, and most of them end with their
+    # rank.
     for more in ("", " AND coalesce(role, '') <> 'data_loader'"):
         where = f"job = {sql_text(job)}{more}"
         rows = rows_of(cluster.query(_EVENTS.format(kinds=_ENDS, recent="true", before="true", where=where)))
@@ -99,7 +102,7 @@ def facts_of_exits(cluster: Cluster, job: str) -> list[Facts]:
 
 
 def recent(rows: Iterable[Row]) -> list[Row]:
-    """Returns the ``rows`` that lie in the interval, without the column ``recent``; at most the MOST newest."""
+    """Returns the ``rows`` that lie in the interval, without the column ``recent``; only the last MOST of them."""
     return [{name: row[name] for name in row if name != "recent"} for row in rows if row["recent"]][-MOST:]
 
 
@@ -116,14 +119,14 @@ def _asked(cluster: Cluster, where: str, during: Interval, kinds: tuple[str, ...
 
 
 def _is_whole(rows: Sequence[Row]) -> bool:
-    """Returns whether ``rows`` are all that the nodes have, so that none of them lacks its oldest."""
+    """Returns whether ``rows`` are all rows of the nodes, that is, no limit cut off the oldest rows of a node."""
     of_nodes = Counter(row["node"] for row in rows)
     return len(rows) != _MOST_READ and max(of_nodes.values(), default=0) < _MOST_READ
 
 
 def _described(rows: list[Row], findings: Iterable[Row], *, whole: bool) -> list[Row]:
-    """Returns ``rows`` with ``oom``, ``first`` and ``detail``. ``whole``: no older rows were left out, among which the
-    first failure may be."""
+    """Returns ``rows`` with ``oom``, ``first`` and ``detail``. ``whole``: no older rows were left out, so the first
+    failure is among ``rows``."""
     out_of_memory = {_process(row) for row in rows if row["event"] == "oom_kill"}
     for row in rows:
         row["oom"], row["first"] = _process(row) in out_of_memory, False

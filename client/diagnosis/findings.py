@@ -44,7 +44,7 @@ SHOWN = ("node", "verdict", "severity", "state", "confidence", "sentence", "rank
 _MOST_LINES = 3
 # Longer JSON is not parsed, because no daemon writes so much.
 _MOST_BYTES = 1 << 20
-# The length of time in a sentence, as ``time_text`` writes it.
+# Matches the length of time in a sentence, as ``time_text`` writes it.
 _LASTS = re.compile(r" for (\d+(?:\.\d)?) (s|min|h)\b")
 _UNITS_NS = {"s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 _SECOND_NS = 10**9
@@ -52,14 +52,16 @@ _MOST_DIGITS = 9
 
 
 def newest_sql(where: str, columns: Sequence[str], *more: str) -> str:
-    """Returns the SELECT of ``columns`` of the newest row of each finding, with its key, ``ts`` and ``more``."""
+    """Returns the SELECT for the newest row of each finding: its key, ``ts``, ``columns``, and the expressions
+    ``more``.
+    """
     newest = ", ".join([*(f"arg_max({column}, ts) AS {column}" for column in columns), *more])
     key = ", ".join(_KEY)
     return f"SELECT {key}, max(ts) AS ts, {newest} FROM diagnosis.findings WHERE {where} GROUP BY {key}"
 
 
 ROW_AGE = "epoch_ns(now()) - epoch_ns(max(ts)) AS row_age_ns"
-"""A column of a SELECT of newest_sql: how long ago the row was written, by the clock of the node that answers."""
+"""An expression for ``newest_sql``: the age of the row, ns, according to the clock of the node that answers."""
 OPEN_COLUMNS = (*SHOWN, "since")
 _LATELY = "ts > now() - INTERVAL 7 DAY AND {of_job}"
 OPEN = newest_sql(_LATELY, OPEN_COLUMNS, ROW_AGE) + (
@@ -76,7 +78,7 @@ def order(row: Row) -> tuple[Any, ...]:
 
 
 def by_run(rows: Iterable[Row]) -> Verdicts:
-    """Returns rows of findings by run; notes are left out."""
+    """Returns ``rows`` of findings by run, the worst finding of each run first; notes are left out."""
     found: Verdicts = {}
     for row in sorted(rows, key=order):
         if row["severity"] != "note":
@@ -85,7 +87,8 @@ def by_run(rows: Iterable[Row]) -> Verdicts:
 
 
 def open_by_run(rows: Iterable[Row]) -> Verdicts:
-    """Returns the open rows of OPEN by run, without notes. Their sentences say how long the state has lasted by now."""
+    """Returns the open findings among ``rows`` (of the query OPEN) by run, without notes. Each sentence is updated to
+    say how long the state has lasted by now."""
     return by_run(_now(row) for row in rows if row["state"] == "open")
 
 
@@ -104,10 +107,10 @@ def _now(row: Row) -> Row:
 
 
 def timed(row: Row, now_ns: int | None) -> str:
-    """Returns the sentence of a row; for severity error with the time that the state has lasted until ``now_ns`` (UTC
-    ns).
+    """Returns the sentence of a row. For severity error, the length of time in the sentence is updated to ``now_ns``
+    (UTC ns).
 
-    The sentence stays as stored if that time is unknown, or if the time in it does not begin at ``since``.
+    The sentence stays as stored if the length is unknown, or if the length in the sentence does not begin at ``since``.
     """
     sentence, since, written = str(row["sentence"]), ns_of(row.get("since")), ns_of(row["ts"])
     lasts = _LASTS.search(sentence)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ("history", "show", "show_finding")
 
 _MOST = 1000
-# A finding that is still open may have been stored up to this long before the interval begins, s.
+# An open finding is shown if its newest row was stored at most this long before the interval begins, s.
 _OPEN_S = 7 * 86400.0
 _MOST_NAMED = 8
 _LINE = (
@@ -94,8 +94,8 @@ def show_finding(settings: Settings, cluster: Cluster, name: str, job: str | Non
 
 
 def history(cluster: Cluster, job: str | None, during: Interval, *, whole: bool) -> list[Row]:
-    """Returns at most 1,000 findings that were open in an interval, oldest first, each as it was when the interval
-    ended.
+    """Returns at most 1,000 findings that were open in an interval, oldest first, each in its state at the end of the
+    interval.
 
     ``whole``: the rows have the columns PARTS, too.
     """

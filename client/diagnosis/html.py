@@ -23,7 +23,7 @@ from probing.diagnosis.verdict import StackOf
 __all__ = ("POLICY", "finding_page")
 
 MAX_BYTES = 2_000_000
-"""The most bytes of a page; its end says how many jobs do not fit."""
+"""The maximum size of a page in bytes. The end of the page says how many jobs do not fit."""
 _MOST_TEXT = 1_000
 _MOST_NAME = 300
 _MOST_TEXTS = 40
@@ -57,7 +57,9 @@ _NOBODY = "No training job was found."
 
 
 def finding_page(diagnoses: Sequence[Diagnosis], heads: Sequence[str] = ()) -> str:
-    """Returns the page of ``diagnoses``, the worst first; ``heads``: a line above each diagnosis, or empty."""
+    """Returns the page of ``diagnoses``, the worst first. ``heads`` has a line to show above each diagnosis, or is
+    empty.
+    """
     sections: list[str] = []
     size, left_out = 0, 0
     for diagnosis, head in zip(diagnoses, heads or [""] * len(diagnoses), strict=True):

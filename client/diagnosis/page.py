@@ -36,9 +36,9 @@ __all__ = (
 
 _WRONG, _UNDECIDED = 3, 4
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
-# The time since an operation is only exact to this, ns.
+# The precision of the time since an operation, ns; a shorter time is shown as "just now".
 _NOW_NS = 1_000_000
-# The least confidence for each word.
+# The minimum confidence for each word.
 _WORDS = ((0.85, "high"), (0.6, "medium"))
 
 
@@ -84,8 +84,8 @@ def _missing_text(missing: Missing) -> str:
 
 
 def _healthy_sentence(diagnosis: Diagnosis) -> str:
-    """Returns a sentence with the state of a job, such as ``job X: nothing is wrong: 8 ranks, step 812``, or a sentence
-    that the state is unknown.
+    """Returns a sentence with the state of a job, such as ``job X: nothing is wrong: 8 ranks, step 812``, or one that
+    says that the state is unknown.
     """
     facts = diagnosis.facts
     unknown = f"job {facts.job}: cannot tell whether something is wrong"
@@ -120,8 +120,8 @@ def _healthy_sentence(diagnosis: Diagnosis) -> str:
 
 
 def _judged_after(facts: Facts, quiet: int) -> int | None:
-    """Returns the time after which the next rule judges a job that is quiet for unusually long, ns; None if there is no
-    such rule.
+    """Returns how long a job must be quiet until the next rule judges it, ns. Returns None if the job is not unusually
+    quiet, or if it has been quiet long enough for all rules.
     """
     if quiet < QUIET_NS or quiet <= 2 * (facts.usual_gap_ns or 0):
         return None
@@ -154,7 +154,7 @@ _MOST_FRAMES = 8
 _MOST_LINES = 12
 _MOST_STACKS = 2
 _MOST_NATIVE = 3
-# Columns in a frame's second line for indent, brackets and line number, which the path cannot use.
+# The number of columns in a frame's second line that the indent, brackets and line number take from the path.
 _BESIDE_PATH = 20
 _ADVICE = {
     "restart": "Restart the job",
@@ -164,7 +164,7 @@ _ADVICE = {
 }
 _COMMAND = re.compile("`[^`]*`")
 _NO_BREAK = "\xa0"
-# Frames between Python and C++, which explain nothing.
+# Frames of glue code between Python and C++, which are left out because they explain nothing.
 _GLUE = ("pybind11::", "torch::autograd::THP", "Py", "_Py", "__")
 
 
@@ -180,7 +180,7 @@ def people(diagnoses: Sequence[Diagnosis], width: int | None, *, brief: bool = F
 
 def _broken(text: str, width: int | None) -> list[str]:
     """Returns ``text`` broken into lines, the further lines indented like the first. A command in backticks is not
-    broken if it fits a line.
+    broken if it fits on one line.
     """
     line = escape(text)
     body = line.lstrip(" ")
@@ -293,7 +293,7 @@ def _victims(finding: Finding, facts: Facts) -> list[str]:
 
 
 def _stacks(stacks: Sequence[StackOf]) -> list[StackOf]:
-    """Returns a stack of a culprit and a stack of a victim; if all stacks have one role, two stacks."""
+    """Returns a stack of a culprit and a stack of a victim; if all stacks have the same role, two of ``stacks``."""
     roles = dict.fromkeys(stack.role for stack in stacks)
     firsts = [next(stack for stack in stacks if stack.role == role) for role in roles]
     return [*firsts, *(stack for stack in stacks if stack not in firsts)][:_MOST_STACKS]
@@ -320,7 +320,7 @@ def _stack(stack: StackOf, facts: Facts, width: int | None) -> Iterator[str]:
 
 
 def telling_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns the native frames that the innermost Python frame called, without glue code and three at most, then the
+    """Returns at most three of the native frames that the innermost Python frame called, without glue code, then the
     Python frames.
     """
     python = [frame for frame in frames if not frame.native]

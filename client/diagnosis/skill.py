@@ -40,7 +40,8 @@ __all__ = (
 )
 
 _Condition = Callable[[Mapping[str, Sequence[Row]]], bool]
-"""Whether a rule holds for the rows of the steps that have run, by step. A step that has not run fulfils no rule."""
+"""Returns whether a rule holds, given the rows of each step that has run, by step id. A rule about a step that has not
+run does not hold."""
 _Clause = Callable[[Sequence[Row]], bool]
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
@@ -57,8 +58,8 @@ _CONTAINS = re.compile(r"any_contains\((.+)\)")
 
 
 def condition_of(when: str) -> _Condition:
-    """Returns the condition that ``when`` describes, in which templates are already replaced. Raises ValueError if
-    ``when`` cannot be read.
+    """Returns the condition that ``when`` describes. The caller has already replaced templates in ``when``. Raises
+    ValueError if ``when`` cannot be read.
     """
     step, *clauses = [part.strip() for part in when.split("|")]
     if step == "always" and not clauses:
@@ -115,7 +116,7 @@ def _of_column(name: str, part: str) -> _Clause:
 
 
 def _value(name: str, what: str) -> Callable[[Sequence[Row]], float | None]:
-    """Returns a function that computes ``what`` from rows; its value is None where the column has no number."""
+    """Returns a function that computes ``what`` from rows. That function returns None if the column has no number."""
     if match := _RATIO.fullmatch(what):
         part, whole = match[1], match[2]
         return lambda rows: _quotient(_first(rows, part), _first(rows, whole))
@@ -242,7 +243,7 @@ def _require_tables(skill: Skill) -> None:
     from probing.api.tables.views import VIEWS
 
     wanted = [table.removeprefix("global.") for table in skill.any_tables]
-    # Only the nodes know which tables users' probes have.
+    # Tables of users' probes are accepted unchecked, because only the nodes know them.
     if wanted and not any(table in TABLES or table in VIEWS or table.startswith("user.") for table in wanted):
         hint = "`probingctl tables` lists the tables of this version"
         raise NotFound(f"the skill {skill.id} needs one of {', '.join(wanted[:8])}", hint=hint)
@@ -260,7 +261,7 @@ def _run(cluster: Cluster, step: Step, values: Mapping[str, str]) -> Row:
     except PeerError:
         raise
     except ProbingError as e:
-        # A host may lack a table: a step that may be empty is then skipped.
+        # A node may lack a table; a step whose ``on_empty`` is skip is then skipped.
         return {**own, "status": "skipped" if step.on_empty == "skip" else "failed", "note": e.message}
     own |= {"row_count": table.num_rows, "rows": rows_of(table.slice(0, _MOST_ROWS))}
     if table.num_rows:

@@ -46,7 +46,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of a skill. ``kind``: only sql is run. ``on_empty``: skip, warn or abort. ``when``: empty for always."""
+    """A step of a skill. ``kind``: only steps of kind sql are run. ``on_empty``: skip, warn or abort. ``when``: the
+    condition of the step; if it is empty, the step is always run.
+    """
 
     id: str
     title: str
@@ -223,7 +225,7 @@ def values_of(skill: Skill, given: Mapping[str, str], *, everywhere: bool) -> di
             raise UsageError(f"the skill {skill.id} has no parameter {name}", hint=hint)
         _check(known[name], value)
     found = {"use_global": str(everywhere).lower()}
-    # use_global, which is true by default, asks all nodes only if there are several.
+    # The default use_global = true is ignored, because ``everywhere`` says whether there are several nodes to ask.
     found |= {one.name: one.default for one in skill.parameters if one.name != "use_global" or one.default == "false"}
     found |= given
     prefix = "global." if found["use_global"] == "true" else ""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Counts", "Directory", "OneFile", "Place", "file_name")
 
-# The most rows of a file; several files for a day let readers work in parallel.
+# The maximum number of rows of a file. A day with more rows gets several files, which programs can read in parallel.
 ROWS_A_FILE = 4_000_000
 Where = tuple[str, str, str]
 
@@ -65,7 +65,7 @@ class Directory:
         self._lock = threading.Lock()
 
     def day(self, where: Where, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Counts:
-        """Writes the rows of a day; no file for a day without rows."""
+        """Writes the rows of a day; a day without rows gets no file."""
         table, date, node = where
         counts = Counts()
         folder = self._root / table / f"date={date}"
@@ -105,7 +105,7 @@ class Directory:
 
     @staticmethod
     def forget(counts: Counts) -> None:
-        """Deletes the files of a node whose export failed."""
+        """Deletes the files in ``counts``, because the export of their node has failed."""
         for path in counts.paths:
             with suppress(FileNotFoundError):
                 path.unlink()
@@ -113,7 +113,9 @@ class Directory:
     @classmethod
     @contextmanager
     def replacing(cls, target: Path, kind: str) -> Iterator[tuple[Directory, Path]]:
-        """Returns a context with a directory that is renamed to ``target`` at its end, or deleted after an error."""
+        """Returns a context manager for a new directory, which is renamed to ``target`` at the end or deleted after an
+        error. Raises UsageError if ``target`` exists and is not an empty directory.
+        """
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{target} exists already", hint="name an empty or a new directory")
         try:
@@ -144,7 +146,7 @@ class OneFile:
         self._writer: Writer | None = None
 
     def expect(self, schema: pa.Schema) -> None:
-        """Sets the columns that the file has if no node has a row: without them it would be no file of its format."""
+        """Sets the columns that the file gets if no node has a row. Without columns the file would be invalid."""
         with self._lock:
             self._of_none = schema
 

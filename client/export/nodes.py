@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Export", "NodeReport", "Report", "TableReport")
 
-# Writing a day of a busy table takes long; nodes allow a stream at most this time.
+# The timeout of a stream, the longest that nodes allow, because writing a day of a busy table takes long.
 _STREAM_S = 3600.0
 _DAY_OF_STREAMS_S = 24 * _STREAM_S
 _AT_ONCE = 4
@@ -108,7 +108,7 @@ class Export:
         }
 
     def _stop(self) -> None:
-        """Stops the export, and waits until the threads of nodes have ended, 5 s for each at most."""
+        """Stops the export, and waits for the threads of nodes to end, at most 5 s for each thread."""
         self._stopped = True
         self._cluster.cancel()
         for _ in range(_AT_ONCE):
@@ -150,7 +150,7 @@ class Export:
         for counts in written.tables.values():
             Directory.forget(counts)
         if isinstance(error, PartialAnswer):
-            # Under --strict: the node has sent all rows that it has.
+            # Raised only under --strict: the node itself lacks rows, so the whole export fails.
             self._broken = error
         elif rows and isinstance(place, OneFile) and isinstance(error, ProbingError):
             # In one file the rows that the node has already sent cannot be removed again.
@@ -169,7 +169,7 @@ class Export:
         if table.live or not table.timed:
             return self._wanted.days(table, None)
         reply = self._query(written.node, self._wanted.days_sql(table), _STREAM_S)
-        # A day all of whose rows are missing is not asked for, and would have no warning.
+        # A day whose rows are all missing gets no query of its own, so only this answer can warn about that day.
         written.warnings.extend(f"{table.name}: {warning}" for warning in reply.warnings)
         return self._wanted.days(table, reply)
 

@@ -20,8 +20,8 @@ DAY_NS = 86_400_000_000_000
 TABLES = "SELECT table_schema, table_name, live FROM probing.table_docs"
 COLUMNS = "SELECT table_schema, table_name, column_name FROM probing.column_docs WHERE column_name IN ('ts', 'job')"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\.[a-z_][a-z0-9_]{0,62}")
-# Samples refer by id to stacks, whose table has no job. A stack is stored once an hour, so an export reads stacks from
-# this time before its begin.
+# Samples refer by id to stacks, whose table has no column ``job``. A stack is stored once in each hour in which it is
+# seen, so an export reads stacks from _STACKS_BEFORE_NS before its begin on.
 _STACKS, _SAMPLES = "python.stacks", "python.samples"
 _STACKS_BEFORE_NS = 70 * 60 * 1_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -37,7 +37,9 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table of a node: whether it is live, has a column ``ts`` (``timed``) and a column ``job`` (``jobs``)."""
+    """A table of a node. ``live``: the table is live; ``timed``: it has a column ``ts``; ``jobs``: it has a column
+    ``job``.
+    """
 
     name: str
     live: bool
@@ -46,7 +48,7 @@ class Found:
 
 
 class Plan(TypedDict):
-    """The request as export.json repeats it; None: unbounded."""
+    """The request as export.json repeats it; None: no limit."""
 
     since: str | None
     until: str
@@ -95,7 +97,7 @@ class Wanted:
         return self.begin, self.end
 
     def days_sql(self, table: Found) -> str:
-        """Returns SQL for the days on which ``table`` has rows; a day is its number since 1970."""
+        """Returns SQL for the days on which ``table`` has rows, as numbers of days since 1970."""
         # A cast to DATE would first round to microseconds, perhaps into the next day.
         day = f"epoch_ns(ts) // {DAY_NS}"
         return f"SELECT DISTINCT {day} AS day FROM {sql_table(table.name)}{self._where(table, *self.span(table))}"
@@ -140,7 +142,7 @@ def _date(day: int) -> str:
         return f"{(_EPOCH + timedelta(days=day)):%Y-%m-%d}"
     except OverflowError:
         raise UsageError(
-            f"a row has an impossible date: day {day} since 1970", hint="name --since and --until"
+            f"a row has an impossible date: day {day} since 1970", hint="give --since and --until"
         ) from None
 
 
@@ -158,8 +160,8 @@ def _table_names(text: str | None) -> tuple[str, ...]:
 def wanted(
     since: str | None, until: str | None, tables: str | None, job: str | None, now_ns: int | None = None
 ) -> Wanted:
-    """Returns the rows to export by the options. Raises UsageError for an empty interval, and for an invalid name or
-    time.
+    """Returns the rows to export according to the options. Raises UsageError for an empty interval, and for an invalid
+    name or time.
     """
     now = time.time_ns() if now_ns is None else now_ns
     begin = None if since is None else bound(since, now).ns(now)

@@ -1,5 +1,5 @@
-"""Reads the last readings of GPUs and of processes' memory from each node, by the node's clock, and chooses the columns
-that fit the terminal.
+"""Reads the last readings of GPUs and of the memory of processes from each node, and chooses the columns that fit the
+terminal. Ages of readings are measured by the node's clock.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = (
     "fitting",
 )
 
-# Readings and processes of devices are read for this many seconds back.
+# The maximum age of readings and processes of devices, s.
 RECENT_S = 30
-# Links are read for this many seconds back, because all links are written once a minute.
+# The maximum age of links, s; all links are written once a minute.
 LINKS_S = 150
 _LAST = "QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY ts DESC) = 1"
 READINGS = f"SELECT * FROM gpu.utilization WHERE ts > now() - INTERVAL {RECENT_S} SECOND " + _LAST.format(
@@ -40,12 +40,12 @@ LINKS = f"SELECT * FROM gpu.links WHERE ts > now() - INTERVAL {LINKS_S} SECOND "
     key="node, kind, device_id, link, peer"
 )
 DEVICES = "SELECT * FROM gpu.devices"
-# A row is written every host.memory_interval_s, by default 10 s.
+# A process gets a row every ``host.memory_interval_s``, by default 10 s, so 60 s usually contain several rows.
 MEMORY = "SELECT * FROM process.memory WHERE ts > now() - INTERVAL 60 SECOND " + _LAST.format(key="node, pid, start_ns")
 
 
 def ask(cluster: Cluster, statements: Mapping[str, str]) -> dict[str, list[Row]]:
-    """Returns the rows of each statement, which each node answers for itself."""
+    """Returns the rows of each statement. Each node answers a statement from its own rows."""
     tables = cluster.query_all(statements, each=statements)
     return {name: rows_of(tables[name]) for name in statements}
 
@@ -65,7 +65,7 @@ def by_device(processes: Sequence[Row]) -> dict[tuple[str, int, int], list[Row]]
 
 
 def fitting(fields: Sequence[Field], rows: Sequence[Row], width: int | None, *, spare: Sequence[str]) -> list[Field]:
-    """Returns ``fields`` without the first keys of ``spare``, as many as must go so that the table fits."""
+    """Returns ``fields`` without columns of ``spare``, which are dropped in their order until the table fits."""
     kept = list(fields)
     for key in spare:
         if width is None or not rows or Grid(kept, rows, width).width <= width:

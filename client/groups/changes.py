@@ -1,4 +1,6 @@
-"""Changes of a group's specification: built from the fields that the user gives, signed by the user's key, and sent."""
+"""Changes a group's specification: builds it from the fields that the user gives, signs it with the user's key, and
+sends it.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,10 @@ _NEW = "probingctl group create llama --workers gn6-0,gn39-0,gn40-0,gn7-0 --mast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """The fields of a specification that are given; None: as it is, or the default.
+    """The given fields of a specification. None: ``set`` keeps the present value, ``create`` takes the default.
 
-    ``workers``: as for ``chosen_workers``, with ``each_node``. ``env``: in addition to the variables that are there.
-    ``nnodes``: MIN:MAX nodes. Times in seconds.
+    ``workers`` and ``each_node`` are arguments of ``chosen_workers``. ``env`` is added to the present variables.
+    ``nnodes``: MIN:MAX nodes. Times are in seconds.
     """
 
     workers: Sequence[str] | None = None
@@ -73,7 +75,7 @@ def first_spec(cluster: Cluster, groups: GroupsSeen, name: str, fields: Fields) 
     if old is not None and old.phase != "deleted":
         raise UsageError(f"there is a group {old.spec.name} already", hint=f"probingctl group set {old.spec.name} ...")
     if same:
-        raise UsageError(f"group {same[0]} differs from {escape(name, 64)} only in case", hint="another name")
+        raise UsageError(f"group {same[0]} differs from {escape(name, 64)} only in case", hint="choose another name")
     if fields.workers is None or fields.master is None or not fields.command:
         raise UsageError("a group needs --workers, --master and a command", hint=_NEW)
     first = Spec(
@@ -91,7 +93,9 @@ def first_spec(cluster: Cluster, groups: GroupsSeen, name: str, fields: Fields) 
 
 
 def next_spec(cluster: Cluster, groups: GroupsSeen, name: str) -> Spec:
-    """Returns the specification with the number of its next version, to be signed here. Raises UsageError."""
+    """Returns the group's specification with the next version number, ready to be signed for the target. Raises
+    UsageError.
+    """
     spec = named(groups, name).spec
     if spec.uid != os.getuid():
         raise UsageError(f"group {spec.name} belongs to {spec.owner}", hint="only its owner can change it")
@@ -119,10 +123,13 @@ def with_fields(spec: Spec, fields: Fields, groups: GroupsSeen) -> Spec:
 
 
 def put(cluster: Cluster, groups: GroupsSeen, spec: Spec, *, dry_run: bool) -> Group:
-    """Signs the specification and sends it; with ``dry_run`` it is not sent. Returns the record, not yet stored."""
+    """Signs the specification and sends it; with ``dry_run`` it is not sent. Returns the record as it was before a node
+    stored it.
+    """
     group = created(spec, OwnerKey.of_user())
     if not dry_run:
-        # A node that comes new to the group does not know it yet.
+        # The specification is sent to a node of the old record, because a node that the change adds does not know the
+        # group yet.
         known = groups.groups.get(spec.name, group)
         sent(cluster, groups, known, pb.GroupRequest(name=spec.name, create=group.to_json()))
     return group
@@ -131,8 +138,8 @@ def put(cluster: Cluster, groups: GroupsSeen, spec: Spec, *, dry_run: bool) -> G
 def chosen_workers(groups: GroupsSeen, words: Sequence[str], each_node: int | None) -> tuple[str, ...]:
     """Returns the workers that ``words`` name: workers, patterns of workers, or nodes.
 
-    A node stands for its first ``each_node`` workers. Workers of other users are left out of patterns. Raises
-    UsageError for a word that names none.
+    A node stands for its first ``each_node`` workers. A pattern matches no workers of other users. Raises UsageError
+    for a word that names no worker.
     """
     uid = os.getuid()
     serving = sorted({row["worker"] for row in groups.workers if row["uid"] == uid}, key=order_of_worker)
@@ -164,7 +171,7 @@ def workers_in(text: str) -> list[str]:
 
 
 def split(text: str, what: str) -> list[str]:
-    """Returns the words of a command as a shell would. ``what``: its name in the UsageError."""
+    """Returns the words of a command, split as in a shell. ``what``: the name of the option in the UsageError."""
     try:
         return shlex.split(text)
     except ValueError as e:
@@ -183,8 +190,8 @@ def _least(text: str, workers: Sequence[str]) -> int:
     least, colon, most = text.partition(":")
     nodes = len(set(map(node_of, workers)))
     if not (least.isdecimal() and (not colon or most.isdecimal())):
-        raise UsageError(f"--nnodes {escape(text, 40)} is no range", hint="--nnodes MIN:MAX, such as 3:4")
+        raise UsageError(f"--nnodes {escape(text, 40)} is not a range", hint="--nnodes MIN:MAX, such as 3:4")
     if colon and int(most) != nodes:
         raise UsageError(f"--nnodes {text}: the group has {nodes} nodes", hint="add workers of other nodes first")
-    # As for torchrun, a single number allows no other.
+    # A single number fixes the number of nodes, as in torchrun: the group is not restarted with fewer nodes.
     return int(least) if colon else 0

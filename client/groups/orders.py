@@ -1,4 +1,4 @@
-"""Orders of a group's owner: start, restart, stop and delete, signed by the key of the user who asks."""
+"""Orders of a group's owner: start, restart, stop and delete, signed with the key of the user who gives the order."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ __all__ = ("Begun", "begin", "clashes", "end", "outcome", "planned", "refusal")
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The record after a start; None if checks of its nodes failed: ``failures``."""
+    """The result of a start. ``group``: the record; None if failed checks prevented the start. ``failures``: the failed
+    checks of the nodes.
+    """
 
     group: Group | None
     failures: list[Result]
 
 
 def planned(group: Group, without: Collection[str]) -> Group:
-    """Returns the record with the ranks that a start without these nodes would have."""
+    """Returns the record with the ranks that a start without the nodes ``without`` would have."""
     return replace(group, excluded=tuple(without), address="", port=0)
 
 
@@ -42,7 +44,7 @@ def begin(
     *,
     force: bool = False,
 ) -> Begun:
-    """Starts or restarts all ranks after checks of their nodes; with ``force`` although a check fails.
+    """Starts or restarts all ranks after checks of their nodes; with ``force`` even if a check fails.
 
     Raises UsageError if a worker or the port is in use, or the group was signed with another key.
     """
@@ -64,7 +66,7 @@ def end(cluster: Cluster, groups: GroupsSeen, group: Group, action: Action) -> G
 
 
 def refusal(group: Group, failures: Collection[Result]) -> UsageError:
-    """Returns the error of a start that failed checks prevent."""
+    """Returns the error for a start that failed checks prevented."""
     return UsageError(
         f"group {group.spec.name} does not start: {plural(len(failures), 'check')} of its nodes failed",
         hint="mend what the warnings name, or give --force",
@@ -72,7 +74,7 @@ def refusal(group: Group, failures: Collection[Result]) -> UsageError:
 
 
 def outcome(group: Group, action: Action) -> str:
-    """Returns what an order began, in words."""
+    """Returns a text that says what an order has begun."""
     if action in ("start", "restart"):
         without = f" without {', '.join(group.excluded)}" if group.excluded else ""
         return f"generation {group.generation} starts {plural(len(group.ranks()), 'rank')}{without}"
@@ -80,14 +82,15 @@ def outcome(group: Group, action: Action) -> str:
 
 
 def clashes(groups: GroupsSeen, group: Group) -> list[str]:
-    """Returns why ``group`` cannot start beside the groups that run: a worker or the master's port is in use."""
+    """Returns the reasons why ``group`` cannot start now: running groups use one of its workers or the master's
+    port."""
     mine = {rank.worker for rank in group.ranks()}
     master = group.ranks()[0]
     problems = []
     for other in groups.groups.values():
         if other.spec.name == group.spec.name or other.phase not in ("ending", "running"):
             continue
-        # A worker belongs to a user: a group of another user may name it, and gets nothing.
+        # A worker belongs to a user. A group of another user may name the worker, but cannot use it.
         same_user = other.spec.uid == group.spec.uid
         if same_user and (shared := sorted(mine & {rank.worker for rank in other.ranks()})):
             problems.append(f"{_workers_text(shared)} in group {other.spec.name}, which is {other.phase}")
@@ -111,7 +114,7 @@ def _failed_checks(cluster: Cluster, groups: GroupsSeen, group: Group) -> list[R
     from probing.diagnosis.preflight.run import results
 
     nodes = {rank.node for rank in group.ranks()}
-    # Nobody waits for nodes that the target knows to be gone.
+    # Nodes that the target reports as gone are not asked, because waiting for their answers would delay the order.
     gone = {failed.node: failed.reason for failed in cluster.absent if failed.node in nodes}
     case = gathered(nodes_at(cluster, groups, sorted(nodes - gone.keys()) or nodes), Wanted(), Plan())
     return [result for result in results(replace(case, silent={**case.silent, **gone})) if result.state == FAIL]

@@ -1,4 +1,5 @@
-"""Groups of workers as the client sees them: the newest record of each, the nodes to ask, and the logs of ranks."""
+"""Groups of workers as the client sees them: the newest record of each group, the nodes to ask, and the logs of
+ranks."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ _WAITS = "SELECT group_name, waits_for FROM cluster.groups WHERE waits_for IS NO
 
 @dataclass(frozen=True, slots=True)
 class GroupsSeen:
-    """``groups``: the record of each group by name, of different ones the newest. ``workers``: rows of cluster.workers
-    of all nodes that answered. ``addresses`` of the nodes by name. ``waits``: why a group's start waits, by name.
+    """``groups``: the newest record of each group, by name. ``workers``: the rows of cluster.workers of all nodes that
+    answered. ``addresses``: the address of each node, by name. ``waits``: why the start of a group waits, by name.
     """
 
     groups: dict[str, Group]
@@ -68,7 +69,9 @@ def seen(cluster: Cluster) -> GroupsSeen:
 
 
 def _newest(records: Sequence[Group]) -> Group:
-    """Returns the newest record of a group. Of different groups with one name, that which most nodes know."""
+    """Returns the newest record of a group. If different groups have the same name, chooses the group that most nodes
+    know.
+    """
     nodes = Counter((group.key, group.spec.id) for group in records)
     return max(records, key=lambda group: (nodes[group.key, group.spec.id], _age(group)))
 
@@ -93,17 +96,19 @@ def named(groups: GroupsSeen, name: str) -> Group:
 
 
 def sent(cluster: Cluster, groups: GroupsSeen, group: Group, request: pb.GroupRequest) -> Group:
-    """Returns the record after the change in ``request``, which a node of the group makes.
+    """Has a node of the group make the change in ``request``, and returns the record after the change.
 
-    The target makes it if it is one of them, else the node of the master, or another voter if that does not answer.
-    Raises ProbingError.
+    That node is the target if the target belongs to the group; else the node of the master, or another voter if the
+    node of the master does not answer. Raises ProbingError.
     """
     node = _node_of(cluster, groups, group)
     return Group.from_json(node.groups(request)[0])
 
 
 def node_of_rank(cluster: Cluster, groups: GroupsSeen, group: Group, rank: int) -> Cluster:
-    """Returns the node of a rank alone. Raises UsageError for an unknown rank, and NotFound for an unknown node."""
+    """Returns a cluster that asks only the node of a rank. Raises UsageError for an unknown rank, and NotFound for an
+    unknown node.
+    """
     node = next((each.node for each in group.ranks() if each.rank == rank), None)
     if node is None:
         raise UsageError(f"group {group.spec.name} has no rank {rank}", hint=f"0 to {len(group.ranks()) - 1}")
@@ -111,9 +116,10 @@ def node_of_rank(cluster: Cluster, groups: GroupsSeen, group: Group, rank: int) 
 
 
 def node_named(cluster: Cluster, node: str) -> Cluster:
-    """Returns the node of this name alone, as the target knows it; where addresses of nodes were given, all of them.
+    """Returns a cluster that asks only the node of this name, at the address that the target knows. If the user gave
+    the addresses of nodes, returns ``cluster``.
 
-    Outcomes count for ``cluster``. An unknown node raises NotFound at the first question.
+    Outcomes are added to those of ``cluster``. An unknown node raises NotFound at the first question.
     """
     if cluster.named:
         return cluster
@@ -124,9 +130,11 @@ def node_named(cluster: Cluster, node: str) -> Cluster:
 
 
 def nodes_at(cluster: Cluster, groups: GroupsSeen, nodes: Iterable[str]) -> Cluster:
-    """Returns the nodes of these names alone; their outcomes count for ``cluster``. Raises NotFound."""
+    """Returns a cluster that asks only the nodes of these names. Outcomes are added to those of ``cluster``. Raises
+    NotFound.
+    """
     names = list(dict.fromkeys(nodes))
-    # The target is asked as it is: its address for other nodes may need a token.
+    # The target is asked at the address that the user gave; its address for other nodes may need a token.
     if not cluster.named and names == [target_name(cluster)]:
         return _target(cluster)
     return _sharing(cluster.at([_address(groups, name) for name in names]), cluster)

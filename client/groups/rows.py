@@ -39,7 +39,7 @@ def group_row(groups: GroupsSeen, group: Group) -> Row:
 
 
 def rank_rows(groups: GroupsSeen, group: Group) -> list[Row]:
-    """Returns a row for each rank of the present generation; a rank whose worker reports nothing says so."""
+    """Returns a row for each rank of the present generation. If a rank's worker reports nothing, the row says so."""
     by_worker = {row["worker"]: row for row in _worker_rows(groups, group)}
     launchers = {row["worker"]: row["state"] for row in groups.workers}
     rows: list[Row] = []

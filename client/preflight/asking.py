@@ -1,5 +1,5 @@
-"""Asks each node once for its facts before a job, measures the clocks meanwhile, and builds the case for the checks;
-also formats the results.
+"""Asks each node once for its facts before a job, measures its clock offset by the same call, and builds the case for
+the checks. Also formats the results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = (
 )
 
 DEFAULT_PORT = 29500
-# Addresses at which other nodes cannot reach the node.
+# Prefixes of addresses at which other nodes cannot reach the node.
 _WILDCARDS = ("0.0.0.0:", "[::]:", "unix:", ":")
 
 
@@ -89,7 +89,7 @@ def gathered(cluster: Cluster, wanted: Wanted, plan: Plan) -> Case:
 
 
 def with_bandwidth(cluster: Cluster, case: Case) -> Case:
-    """Returns the case with bandwidths between nodes, measured one after the other, so that no two share a link."""
+    """Returns the case with the bandwidths between nodes, measured one after the other so that no two share a link."""
     transfers: dict[str, tuple[Transfer, ...]] = {}
     known = {node.node for node in case.nodes}
     for address in cluster.addresses():
@@ -112,7 +112,9 @@ def _planned(facts: NodeFacts, ranks: Mapping[str, tuple[NodeRank, ...]]) -> Nod
 
 
 def _master_of(plan: Plan) -> dict[str, str]:
-    """Returns the variables of the plan, and MASTER_ADDR and MASTER_PORT from the first rank that has them."""
+    """Returns the variables of the plan. If MASTER_ADDR or MASTER_PORT is not among them, the value of the first rank
+    that has the variable is added.
+    """
     found = dict(plan.variables)
     for ranks in plan.ranks.values():
         for rank in ranks:
@@ -123,8 +125,8 @@ def _master_of(plan: Plan) -> dict[str, str]:
 
 
 def _addresses(cluster: Cluster) -> dict[str, str]:
-    """Returns HOST:PORT by node: the address that was asked; for a Unix socket the address that the node reports, if
-    any.
+    """Returns HOST:PORT by node: the address at which the node was asked, or for a Unix socket the address that the
+    node reports, if any.
     """
 
     async def ask(node: Node, seconds: float) -> tuple[str, str]:
@@ -161,7 +163,7 @@ _WORD = 8
 
 
 def results_text(found: Sequence[Result], cells: Sequence[Cell], width: int | None, *, colour: bool = False) -> str:
-    """Returns the text for a terminal of ``width`` columns; without a terminal for 80."""
+    """Returns the text for a terminal of ``width`` columns; None: 80 columns."""
     lines = []
     for result in sorted(found, key=lambda one: STATES.index(one.state)):
         lines += _result(result, width or 80, colour=colour)
@@ -169,7 +171,7 @@ def results_text(found: Sequence[Result], cells: Sequence[Cell], width: int | No
     counted = ", ".join(
         f"{number} {state}" for state in reversed(STATES) if (number := sum(r.state == state for r in found))
     )
-    verdict = "do not start the job" if any(r.state == FAIL for r in found) else "nothing stands against the job"
+    verdict = "do not start the job" if any(r.state == FAIL for r in found) else "nothing prevents the job"
     return "\n".join([*lines, *(["", *matrix] if matrix else []), "", f"{counted}: {verdict}"]) + "\n"
 
 

@@ -23,7 +23,7 @@ __all__ = (
 )
 
 STATE, ON_CPU, OFF_CPU = "state", "on the CPU", "off the CPU"
-"""The label of a sample that says whether the thread ran, and its values."""
+"""The key of the label that says whether the thread of a sample ran, and the two values of this label."""
 IMPORTS = "(imports)"
 """Stands for the frames of Python's import system."""
 _IMPORT_FILES = ("<frozen importlib.", "<frozen zipimport>")
@@ -53,7 +53,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile. ``kind`` is cpu, wall or off_cpu; ``trains``: it contains only threads that train.
+    """A profile. ``kind`` is ``cpu``, ``wall`` or ``off_cpu``. ``trains``: the profile has only threads that train.
 
     ``begin_ns``, the begin of the interval, is CLOCK_REALTIME; 0 if unknown.
     """
@@ -107,7 +107,7 @@ def _order(frame: Frame) -> tuple[str, str, int]:
 
 
 def without_lines(profile: Profile) -> Profile:
-    """Returns the profile without line numbers, so that it counts by function."""
+    """Returns the profile without line numbers, so that times are counted by function."""
     samples = (s._replace(frames=tuple(f._replace(lineno=None) for f in s.frames)) for s in profile.samples)
     return replace(profile, samples=tuple(samples))
 
@@ -146,8 +146,8 @@ def label(frame: Frame, short: dict[str, str]) -> str:
 
 
 def short_files(profiles: Iterable[Profile]) -> dict[str, str]:
-    """Returns a short name for each file: its path within its package, else its last two parts; the whole path if that
-    is ambiguous.
+    """Returns a short name for each file: its path within its package, else the last two parts of the path; the whole
+    path if the short name is ambiguous.
     """
     files = {frame.file for profile in profiles for sample in profile.samples for frame in sample.frames}
     short = {file: _short(file) for file in files}

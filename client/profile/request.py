@@ -25,8 +25,8 @@ class Selection:
 
     The interval goes from ``since`` to ``until`` seconds before the query, or from ``since_at`` to ``until_at``
     (CLOCK_REALTIME s) where these are given; ``shift`` moves the interval this many seconds into the past. ``state`` is
-    cpu, wall or off_cpu. ``gil``: only samples of threads that held the GIL. ``trains``: only samples of threads that
-    train.
+    ``cpu``, ``wall`` or ``off_cpu``. ``gil``: only samples of threads that held the GIL. ``trains``: only samples of
+    threads that train.
     """
 
     pids: tuple[int, ...] = ()
@@ -82,8 +82,8 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The request. ``live``: for how many seconds samples are taken now, ``hz`` a second; 0: stored samples are used.
-    ``base``: the samples with which ``selected`` is compared.
+    """The request. ``live``: the number of seconds for which new samples are taken, at ``hz`` samples a second; 0:
+    stored samples are used. ``base``: the samples with which ``selected`` is compared.
 
     Samples are grouped by the labels ``by``, and with ``lines`` also by line. ``any_state``: no option chooses between
     time on and off the CPU.
@@ -119,8 +119,8 @@ class Request:
 
 
 def of_training_threads(request: Request) -> Request:
-    """Returns ``request`` for the time on and off the CPU of training threads only, because other threads wait nearly
-    always.
+    """Returns ``request`` for the time on and off the CPU of training threads. Other threads are left out because they
+    wait nearly always.
     """
     selected, base = (
         None if one is None else replace(one, state="wall", trains=True) for one in (request.selected, request.base)
@@ -130,7 +130,7 @@ def of_training_threads(request: Request) -> Request:
 
 
 def at_times(selection: Selection, since: str | None, until: str | None) -> Selection:
-    """Returns ``selection`` with the interval of the command line, whose ends are lengths of time before now or
+    """Returns ``selection`` with the interval of the command line. Its ends are lengths of time before now, or
     instants.
 
     Raises UsageError if the interval is empty.
@@ -144,7 +144,7 @@ def at_times(selection: Selection, since: str | None, until: str | None) -> Sele
         selection = replace(selection, until=end.ago_s, until_at=_seconds_of(end))
     first, last = selection.span(now_ns)
     if first >= last:
-        hint = "both are lengths before now, or instants: --since 10m --until 5m"
+        hint = "give lengths of time before now, or instants: --since 10m --until 5m"
         raise UsageError(f"--until {until or 'now'} is not after --since {since or '5m'}", hint=hint)
     return selection
 
@@ -154,8 +154,8 @@ def _seconds_of(end: Bound) -> float | None:
 
 
 def base_of(selected: Selection, text: str) -> Selection:
-    """Returns ``selected`` with the one change that ``text``, the value of --diff, asks for: rank:R, pid:P, job:J or
-    before:10m.
+    """Returns ``selected`` with the one change that ``text``, the value of --diff, asks for: ``rank:R``, ``pid:P``,
+    ``job:J`` or ``before:10m``.
     """
     kind, _, value = text.partition(":")
     if kind == "rank" and value.isascii() and value.isdigit() and len(value) < 9:

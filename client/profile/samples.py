@@ -30,7 +30,7 @@ __all__ = (
 _INCOMPLETE = Frame("(outer frames are missing)")
 _NO_FRAMES = Frame("(no Python frame)")
 _UNKNOWN = Frame("(the stack is not stored)")
-# Number of stacks in one query, whose text then stays well below the limit of the nodes.
+# The maximum number of stacks in one query. It keeps the text of the query well below the limit of the nodes.
 _CHUNK = 1000
 _SAMPLES = """
 SELECT node, job, rank, pid, thread, stack_id, on_cpu, sum("count") AS n, sum(duration_ns) AS ns
@@ -47,7 +47,7 @@ FROM python.stacks WHERE stack_id IN ({ids}) GROUP BY stack_id
 
 
 def read_profiles(cluster: Cluster, selections: Sequence[Selection]) -> list[Profile]:
-    """Returns a profile for each selection; it may have no samples."""
+    """Returns a profile for each selection; a profile may have no samples."""
     now = time.time_ns()
     found = [rows_of(cluster.query(_SAMPLES.format(where=selection.where()))) for selection in selections]
     stacks = read_stacks(cluster, {row["stack_id"] for rows in found for row in rows})
@@ -101,7 +101,7 @@ def _labels(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((key, str(value)) for key, value in values.items() if value not in (None, ""))
 
 
-# The changed setting ends by itself this many seconds after the wait, if it was not reset.
+# A changed setting that was not reset ends by itself this many seconds after the sampling.
 _SLACK = 5.0
 
 

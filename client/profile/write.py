@@ -30,8 +30,8 @@ def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
     """Returns rows of func, file, lineno, self_ns, total_ns, self_share, total_share; ordered from the largest self
     time.
 
-    With labels ``by``, whose columns come first, there is a row for each function and value of the labels; shares are
-    parts of the time of that value.
+    With labels ``by``, whose columns come first, there is a row for each function and combination of label values. Its
+    shares are relative to the whole time of that combination.
     """
     wholes = _wholes(profile, by)
     rows = [
@@ -49,8 +49,8 @@ def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
 
 
 def difference_rows(base: Profile, chosen: Profile, by: Sequence[str] = ()) -> list[Row]:
-    """Returns rows of func, file, lineno, and share, base_share and change of self and total; ordered from the largest
-    change.
+    """Returns rows of func, file, lineno, and three columns each for ``self`` and ``total``, such as self_base_share,
+    self_share and self_change; ordered from the largest self_change.
 
     ``by``: see ``function_rows``.
     """
@@ -80,7 +80,7 @@ def _times(profile: Profile, by: Sequence[str]) -> dict[tuple[_Values, Frame], t
 
 
 def _wholes(profile: Profile, by: Sequence[str]) -> dict[_Values, int]:
-    """Returns the time of each value of the labels ``by``, in ns, at least 1."""
+    """Returns the time of each combination of values of the labels ``by``, in ns, at least 1."""
     wholes: dict[_Values, int] = {}
     for sample in profile.samples:
         values = _values(sample, by)
@@ -164,8 +164,8 @@ def write_profiles(
 ) -> None:
     """Writes the first of ``profiles``, or its difference from the second profile if ``request`` has a base.
 
-    ``away``: the share of the training threads' time off the CPU, if that is the larger part and the profiles do not
-    contain it; else None.
+    ``away``: the share of the training threads' time that is off the CPU and that the profiles do not contain, for a
+    note; None: no note.
     """
     shaped = _shaped(request, list(profiles))
     if request.base is None:
@@ -175,7 +175,7 @@ def write_profiles(
 
 
 def _shaped(request: Request, profiles: list[Profile]) -> list[Profile]:
-    # In a pprof file the reader chooses between lines and functions.
+    # A pprof file keeps the lines, because pprof lets its user choose between lines and functions.
     if not request.lines and request.kind != "pprof":
         profiles = [without_lines(profile) for profile in profiles]
     if request.kind == "svg":
@@ -234,7 +234,7 @@ def _write_file(settings: Settings, kind: str, content: str | bytes) -> None:
 
 
 def _apart(profile: Profile, by: tuple[str, ...]) -> list[Profile]:
-    """Returns a profile for each value of the labels ``by``, ordered from the largest."""
+    """Returns a profile for each combination of values of the labels ``by``, ordered from the largest."""
     if not by:
         return [profile]
     names: dict[tuple[str, ...], list[int]] = {}

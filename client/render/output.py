@@ -52,8 +52,8 @@ def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.Rec
 
 
 def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | None = None) -> None:
-    """Writes an Arrow table; in format table only the columns ``fields``, None: all. Raises PartialAnswer if it is
-    empty and a node did not answer.
+    """Writes an Arrow table. The format ``table`` shows only the columns ``fields``; None: all columns. Raises
+    PartialAnswer if the table is empty and a node did not answer.
     """
     if settings.format == "table":
         if not table.num_rows:
@@ -64,8 +64,8 @@ def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | No
 
 
 def write_objects(settings: Settings, objects: Sequence[Record] | Record, text: str, flat: Sequence[Record]) -> None:
-    """Writes one of three forms of an answer: ``objects`` in format json, ``text`` in format table, ``flat`` in formats
-    of rows.
+    """Writes one of three forms of an answer: ``objects`` in the formats ``json`` and ``jsonl``, ``text`` in the format
+    ``table``, the rows ``flat`` in all other formats.
 
     Raises PartialAnswer if the answer is empty and a node did not answer.
     """
@@ -81,18 +81,20 @@ def write_objects(settings: Settings, objects: Sequence[Record] | Record, text: 
     else:
         import pyarrow as pa
 
-        # Arrow would take the columns of the first row, and leave out all others.
+        # Arrow would take the columns of the first row, and leave out all other columns.
         names = _names(flat)
         write_rows(settings, pa.Table.from_pylist([{name: row.get(name) for name in names} for row in flat]))
 
 
 def _names(rows: Sequence[Record]) -> list[str]:
-    """Returns the names of the columns of ``rows``; a row need not have all of them, as a GPU without a reading."""
+    """Returns the names of all columns of ``rows``. A row may lack columns: for example, the row of a GPU without a
+    reading.
+    """
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def write_table(settings: Settings, fields: Sequence[Field], rows: Sequence[Record]) -> None:
-    """Writes rows of JSON's types."""
+    """Writes rows whose values have JSON's types."""
     write_objects(settings, rows, _table_text(settings, fields, rows) if settings.format == "table" else "", rows)
 
 
@@ -159,10 +161,11 @@ def _refuse_terminal(kind: str) -> None:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Returns a context with a file that replaces ``path`` once the context ends without an error. Its mode is ``mode``
-    less the umask.
+    """Returns a context manager for a file that replaces ``path`` if the context ends without an error. The mode of the
+    file is ``mode`` less the umask.
 
-    A device or pipe is written directly; a symbolic link as well, because /dev/stdout may lead to a plain file.
+    A device or pipe is written directly. A symbolic link is also written directly, because /dev/stdout may lead to a
+    plain file.
     """
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):

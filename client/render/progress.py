@@ -23,7 +23,7 @@ _REFRESH_S = 0.2
 
 
 class StatusLine:
-    """A context that shows ``text(elapsed seconds)`` on stderr; if stderr is not a terminal, it shows nothing."""
+    """A context manager that shows ``text(elapsed seconds)`` on stderr, or nothing if stderr is not a terminal."""
 
     def __init__(self, text: Callable[[float], str]) -> None:
         self.wanted = sys.stderr.isatty()
@@ -76,7 +76,7 @@ class StatusLine:
 
 
 class Progress:
-    """A context that shows the progress of a query on a status line; ``update`` receives the reports of nodes."""
+    """A context manager that shows the progress of a query on a status line; ``update`` receives the nodes' reports."""
 
     def __init__(self) -> None:
         self._line = StatusLine(self.line)
@@ -87,7 +87,7 @@ class Progress:
 
     @property
     def wanted(self) -> bool:
-        """Whether the line is shown, so that nodes have to report their progress."""
+        """Whether the line is shown. Nodes have to report their progress only if it is."""
         return self._line.wanted
 
     def __enter__(self) -> Progress:

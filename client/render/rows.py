@@ -32,12 +32,12 @@ __all__ = (
 Record = Mapping[str, Any]
 """A row that is only read: a Row, or a dict of the types in messages.py."""
 
-# A column of times up to this length is formatted here, because importing pyarrow.compute takes longer.
+# A column with at most this many timestamps is formatted in Python, because importing pyarrow.compute takes longer.
 _FEW = 1000
 
 
 def rows_of(table: pa.Table) -> list[Row]:
-    """Returns a dict for each row; a repeated name of a column gets ``_1``, ``_2``..."""
+    """Returns a dict for each row; a repeated column name gets the suffix ``_1``, ``_2``..."""
     names = names_of(table.column_names)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns_of(table), strict=True)]
 
@@ -48,7 +48,7 @@ def columns_of(table: pa.Table) -> list[list[Any]]:
 
 
 def names_of(names: Sequence[str]) -> list[str]:
-    """Returns ``names`` made unique: a repeated name gets ``_1``, ``_2``..."""
+    """Returns ``names`` made unique: a repeated name gets the suffix ``_1``, ``_2``..."""
     seen: dict[str, int] = {}
     unique: list[str] = []
     for name in names:
@@ -74,7 +74,7 @@ def storable_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def storable(table: pa.Table) -> pa.Table:
-    """Returns ``table`` in the types of ``storable_schema``; values of other types become JSON."""
+    """Returns ``table`` with the schema of ``storable_schema``; values of types that Parquet lacks become JSON."""
     for i, field in enumerate(storable_schema(table.schema)):
         if _lacking(table.schema.field(i).type):
             table = table.set_column(i, field, _as_text(table.column(i)))
@@ -104,7 +104,8 @@ def _column(column: pa.ChunkedArray[Any]) -> list[Any]:
     try:
         return [plain(value) for value in column.to_pylist()]
     except (OverflowError, ValueError):
-        # Python's calendar ends with the year 9999, so such values are converted one by one.
+        # Python's calendar ends with the year 9999. Values are converted one by one, so that only later times become
+        # None.
         return [_scalar(value) for chunk in column.chunks for value in chunk]
 
 
@@ -116,8 +117,8 @@ def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
 
 
 def _times(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """Returns times as ISO 8601; None for times beyond the calendar. Arrow formats them, because datetime has no
-    nanoseconds.
+    """Returns times as ISO 8601; None for times beyond the calendar. Arrow formats long columns, because Python's
+    datetime has no nanoseconds.
     """
     import pyarrow as pa
 
@@ -162,7 +163,7 @@ def _microseconds(kind: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Returns ``value`` in JSON's types: ISO 8601 times, ``P…`` intervals, numbers for whole decimals, bytes in hex."""
+    """Returns ``value`` in JSON's types: ISO 8601 times, ``P…`` intervals, numbers for decimals, bytes in hex."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -204,6 +205,6 @@ def dump_value(value: Any) -> str:
 
 
 def dump_line(rows: Iterable[Any]) -> Iterable[str]:
-    """Yields each row as JSON on a line."""
+    """Yields each row as a line of JSON."""
     for row in rows:
         yield dump_value(row) + "\n"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ("FIRST_ROWS", "CsvWriter", "TableWriter", "Writer", "csv_text", "fields_of", "writer_of")
 
-# Number of rows by which the width of a table's columns is chosen; later values may be wider.
+# The number of first rows whose values decide the widths of a table's columns; values of later rows may be wider.
 FIRST_ROWS = 1000
 _SLICE = 4096
 _INTERVAL = re.compile(r"P(?:(-?\d+)D)?T(-?[\d.]+)S")
@@ -156,7 +156,7 @@ def _csv_lines(rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     if "\r" in text.getvalue():
-        # Older Pythons do not quote a single carriage return, which readers take for the end of a line.
+        # Older Pythons do not quote a lone carriage return, which readers take for the end of a line.
         text = io.StringIO()
         csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(lines)
     return text.getvalue()
@@ -223,7 +223,7 @@ class _Arrow:
 
 
 class _Sink(io.RawIOBase):
-    """A file for a writer that cannot be given up: without ``file`` what is written goes nowhere."""
+    """A file that can be taken from its writer: once ``file`` is None, everything that is written is discarded."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
@@ -251,7 +251,8 @@ class _Parquet:
         self._bytes = 0
 
     def __del__(self) -> None:
-        # A writer that was not ended would now end the file, as if it were complete, or fail because it is closed.
+        # The destructor of a ParquetWriter that was not closed would end the file as if it were complete, or fail
+        # because the file is closed.
         self._sink.file = None
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -1,4 +1,4 @@
-"""The shell of ``query`` without SQL: history, completion, and commands that begin with a backslash."""
+"""The interactive shell that ``query`` starts without SQL: statements, and commands that begin with a backslash."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Shell:
     def take(self, text: str) -> None:
         """Runs the statements in ``text`` and a command on its last line. Shows errors; Ctrl-C ends the query.
 
-        SQL before the command that does not yet end with a semicolon is kept as ``unfinished``.
+        SQL before the command is kept as ``unfinished`` if it does not yet end with a semicolon.
         """
         before, command = command_in(text) or (text, "")
         whole, rest = statements(before)
@@ -115,13 +115,13 @@ class Shell:
             if settings.format == "table" or settings.output is not None:
                 sys.stdout.write(f"({said}{took})\n")
                 sys.stdout.flush()
-            # ``opened`` warns of a merged answer, which is among the outcomes.
+            # ``opened`` itself writes the warnings of the answers in ``cluster.outcomes``, so they are not repeated.
             warn_unless_told(rows.warnings, missing_rows(cluster.outcomes))
             if answer.empty:
                 hint_at_jobs(cluster, sql, params)
 
     def _show(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], progress: Progress) -> str:
-        """Writes the first rows, as a table or with a line for each column; returns the text below them.
+        """Writes the first rows, as a table or with a line for each column. Returns the text that follows the rows.
 
         Raises PartialAnswer if there is no row and a node did not answer.
         """
@@ -171,7 +171,7 @@ class Shell:
     def _set_vertical(self, argument: str) -> None:
         choices: dict[str, bool | None] = {**_SWITCH, "auto": None}
         self.vertical = _chosen(argument, choices, not self.vertical)
-        _say("a column a line", {True: "on", False: "off", None: "auto"}[self.vertical])
+        _say("one column per line", {True: "on", False: "off", None: "auto"}[self.vertical])
 
     def _set_timing(self, argument: str) -> None:
         self.timing = bool(_chosen(argument, _SWITCH, not self.timing))

@@ -52,8 +52,8 @@ class Prompt:
 
 
 class PythonPrompt:
-    """Reads one Python input at a time. ``names`` completes the text before the cursor: texts, and how many characters
-    each replaces; ``is_whole`` returns whether an input can be run.
+    """Reads one Python input at a time. ``names`` returns completions of the text before the cursor: pairs of a text
+    and the number of characters that it replaces. ``is_whole`` returns whether an input can be run.
     """
 
     def __init__(self, names: Callable[[str], list[tuple[str, int]]], is_whole: Callable[[str], bool]) -> None:
@@ -103,7 +103,7 @@ def _keys(is_whole: Callable[[str], bool]) -> KeyBindings:
 
 
 class _Completer(Completer):
-    """Completes names of tables: at once the tables of probing.api, and after the node's answer also its tables."""
+    """Completes SQL with the tables of probing.api, and once the node has answered also with the node's tables."""
 
     def __init__(self, settings: Settings) -> None:
         self._tables = {name: {f.name: str(f.type) for f in table.logical} for name, table in TABLES.items()}
@@ -146,7 +146,9 @@ def _history(name: str) -> History:
 
 
 def trim_history(path: Path, most: int = _MAX_HISTORY) -> None:
-    """Creates the file ``path``, readable only by its owner, or cuts it to at most ``most`` bytes."""
+    """Creates the file ``path``, readable only by its owner. If the file has more than ``most`` bytes, keeps only the
+    entries in its last ``most`` / 2 bytes.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "r+b") as file:
         os.fchmod(file.fileno(), 0o600)
@@ -154,7 +156,7 @@ def trim_history(path: Path, most: int = _MAX_HISTORY) -> None:
         if size <= most:
             return
         file.seek(size - most // 2)
-        # The first entry that is left may be incomplete.
+        # The first entry that is left may be incomplete, so it is dropped.
         _, _, kept = file.read(most // 2).partition(b"\n\n")
         file.seek(0)
         file.write(b"\n" + kept)

@@ -21,7 +21,7 @@ _Catalog = Mapping[str, Mapping[str, str]]
 
 COMMANDS = {
     "\\d": "tables; \\d TABLE: its columns",
-    "\\x": "a column a line: on, off or auto (where a row does not fit)",
+    "\\x": "one column per line: on, off or auto (if a row does not fit)",
     "\\timing": "show the time of each query: on or off",
     "\\f": "format: table, json, jsonl, csv",
     "\\o": "write the next answer to FILE; \\o alone: to the screen again",
@@ -133,8 +133,8 @@ def statements(text: str) -> tuple[list[str], str]:
 
 
 def command_in(text: str) -> tuple[str, str] | None:
-    r"""Returns the text before the last line, and the last line, if that is a command; else None. ``exit`` and ``quit``
-    become ``\q``, ``help`` becomes ``\?``."""
+    r"""Returns the text before the last line, and the command in the last line; None if the last line is not a command.
+    ``exit`` and ``quit`` become ``\q``, ``help`` becomes ``\?``."""
     before, _, line = text.rstrip().rpartition("\n")
     line = line.strip()
     word = line.rstrip("; ").lower()

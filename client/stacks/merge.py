@@ -27,7 +27,7 @@ __all__ = (
 
 MAIN_THREAD = "MainThread"
 """The name of the groups of main threads."""
-# Greatest depth of a tree, which allows recursion over it; the middle frames of a deeper stack become one node.
+# The maximum depth of a tree, so that recursion over it is safe. The middle frames of a deeper stack become one node.
 MAX_DEPTH = 200
 
 Member = tuple[int | None, int, int, str]
@@ -35,7 +35,7 @@ Member = tuple[int | None, int, int, str]
 
 
 class _Merged:
-    """Threads (members), and the children among which they are divided."""
+    """A set of threads (``members``), and the child nodes among which these threads are divided."""
 
     __slots__ = ()
     members: list[Member]
@@ -52,7 +52,7 @@ class _Merged:
 
     @property
     def ends(self) -> list[Member]:
-        """Members that are in no child: this frame is their innermost frame, or they have no frame."""
+        """The members that are in no child: this frame is their innermost frame, or the threads have no frame."""
         return _without(self.members, self.children)
 
 
@@ -60,7 +60,8 @@ class _Merged:
 class Node(_Merged):
     """A frame and the threads whose stacks contain it at this place.
 
-    ``lineno`` is None if unknown. ``complete`` False: a single stack that lacks frames and is not merged with others.
+    ``lineno`` is None if unknown. ``complete`` False: the frame belongs to a stack that lacks frames. Such a stack is
+    not merged with other stacks.
     """
 
     func: str
@@ -77,7 +78,8 @@ class Group(_Merged):
     """The threads of one job that have the same name; ``thread`` is that name with ``*`` in place of numbers that
     differ.
 
-    Main threads that train form the group MainThread, as in Python; the kernel names them after their process.
+    Main threads that train form the group MainThread, which is Python's name for a main thread. In the kernel a main
+    thread has the name of its process.
     """
 
     job: str

@@ -11,7 +11,7 @@ from probing.client.stacks.merge import MAIN_THREAD, Group, Member, Node, member
 
 __all__ = ("frame_text", "members_text", "short_name", "telling", "trees_text", "without_frames")
 
-# Names of C++ templates have hundreds of characters and are cut; -f json has them complete.
+# Names of C++ templates may have hundreds of characters, so names are cut to this length; -f json has complete names.
 _LONG_NAME = 60
 _MOST_NAMED = 8
 
@@ -19,7 +19,7 @@ _MOST_NAMED = 8
 def trees_text(groups: Sequence[Group]) -> str:
     """Returns a tree for each group, outermost frame first: a line for each shared frame, branches indented.
 
-    Threads other than main threads that have no frame are summarized in one line at the end of a job.
+    Threads without a frame, except main threads, are summarized in one line at the end of a job.
     """
     texts: list[str] = []
     jobs: dict[str, list[Group]] = {}
@@ -35,8 +35,8 @@ def trees_text(groups: Sequence[Group]) -> str:
 
 
 def without_frames(threads: Iterable[tuple[str, int]]) -> str:
-    """Returns a line such as ``3 threads without a frame: pin_memory, pt_autograd (2)``; ``threads``: names and
-    numbers.
+    """Returns a line such as ``3 threads without a frame: pin_memory, pt_autograd (2)``. ``threads`` has pairs of a
+    name and a number of threads.
     """
     numbers: dict[str, int] = {}
     for name, number in threads:
@@ -77,7 +77,7 @@ def frame_text(func: str, file: str, lineno: int | None, frame_type: str) -> str
 
 def _group(group: Group) -> Iterator[str]:
     threads = [ranks_of(group.ranks) if group.ranks else "", members_text([], group.pids)]
-    # Branches of incomplete stacks are marked below; a single incomplete stack has no branch.
+    # Branches of incomplete stacks are marked below. A single incomplete stack has no branch, so the title is marked.
     alone = "  incomplete" if [child.complete for child in group.children] == [False] and not group.ends else ""
     yield escape(f"job {group.job or '(none)'}  {group.thread}  {' '.join(text for text in threads if text)}{alone}")
     yield from _below(group.ends, group.children, "(no Python frame)", "  ")

@@ -1,8 +1,8 @@
 """Writes a timeline in Chrome's Trace Event Format, as a JSON object, which Perfetto's UI opens as well.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. The trace's processes are ranks, and
-nodes with their counters; its threads are communicators, steps and threads of a rank. ``ts`` is µs since
-``baseTimeNanoseconds``.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. A process of the trace stands for a
+rank, or for a node with its counters. A thread of the trace stands for a communicator, the steps or a thread of a rank.
+``ts`` is µs since ``baseTimeNanoseconds``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from probing.client.timeline.reading import Timeline
 
 __all__ = ("write_chrome",)
 
-# Numbers of the format's processes that are not ranks: the findings, and the first node.
+# Pids that the trace uses for entries other than ranks: for the findings, and for the first node.
 _FINDINGS, _FIRST_NODE = 0, 1 << 24
 
 
@@ -53,7 +53,7 @@ class _Writer:
         self._named: dict[Hashable, int] = {}
         self._threads: dict[int, int] = {}
         self._frames: dict[tuple[Frame, ...], int] = {}
-        # Flows of the part before, because the rows of one operation may lie in two parts.
+        # The flows of the previous part, because the rows of one operation may lie in two parts.
         self._flows: Ints = np.zeros(0, np.int64)
 
     def begin(self) -> None:
@@ -134,7 +134,7 @@ class _Writer:
         self._sink.write(content(line))
 
     def _parts_of(self, rows: Operations, look: Drawn, tid: Ints) -> None:
-        """Writes the parts of operations: their waits, and the times between which they ended."""
+        """Writes the parts of operations: their waits, and the intervals in which the operations ended."""
         waits = np.flatnonzero((look.waited != UNKNOWN) & (look.kind != POINT))
         texts, where = _named(rows.last[waits], lambda process: quoted(f"waits for {self._names.label(process)}"))
         self._slices(
@@ -152,7 +152,9 @@ class _Writer:
             self._sink.write(content(joined(head, name, *at, ',"dur":', microseconds(end - begin), "},\n")))
 
     def _flows_of(self, rows: Operations, look: Drawn, tid: Ints) -> None:
-        """Writes a flow event for each rank of an operation: s for the first rank, f for the last, t for others."""
+        """Writes a flow event for each rank of an operation. Its phase is ``s`` for the first rank, ``f`` for the last
+        rank, else ``t``.
+        """
         numbered = np.flatnonzero((rows.seq != UNKNOWN) & (self._names.sizes()[rows.comm] != 1))
         keys = mixed(rows.comm[numbered], rows.seq[numbered])
         order = np.argsort(keys, kind="stable")
@@ -222,7 +224,7 @@ class _Writer:
                 self._event({**event, "ts": self._us(finding.begin), "args": args})
 
     def losses(self) -> None:
-        """Writes each gap as an asynchronous slice of its node, or of its process."""
+        """Writes each gap as an asynchronous slice of the process that it concerns, or of the whole node."""
         for number, (loss, process) in enumerate(self._timeline.losses_of_job()):
             pid = self._node(loss.node) if process is None else process + 1
             args = {"table": loss.table, "reason": loss.reason, "rows": loss.missing}
@@ -249,7 +251,7 @@ class _Writer:
     # Processes, threads, times.
 
     def _at(self, pid: Ints, tid: Ints, time: Ints) -> list[Any]:
-        """Returns the pieces of a line with process, thread and time; the line has a name before them."""
+        """Returns the pieces of a line that hold process, thread and time. In the line they follow the name."""
         ts = microseconds(np.maximum(time - self._timeline.base, 0))
         return [',"pid":', integers(pid), ',"tid":', integers(tid), ',"ts":', ts]
 

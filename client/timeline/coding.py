@@ -1,7 +1,7 @@
 """Columns of Arrow batches as numpy arrays: numbers, and texts as indices into dictionaries that grow.
 
-Texts come from targets and nodes: they are escaped and cut, and a dictionary that is full has one last entry for all
-other values.
+Texts come from targets and nodes, so they are escaped and cut. When a dictionary is full, its last entry stands for all
+further values.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def reals(column: pa.Array[Any]) -> npt.NDArray[np.float64]:
 
 
 def encoded(column: pa.Array[Any]) -> tuple[list[Any], Ints]:
-    """Returns the distinct values of a column without NULL, and for each row the index of its value."""
+    """Returns the distinct values of a column that has no NULL, and for each row the index of its value."""
     coded: Any = column.dictionary_encode()
     return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), np.int64)
 
@@ -73,7 +73,7 @@ def numbered(values: Ints, number_of: Callable[[int], int]) -> Ints:
 
 
 def blocks(rows: Ints) -> Iterator[Ints]:
-    """Yields parts of ``rows`` whose text or packets take little memory."""
+    """Yields ``rows`` in parts, so that the text or the packets of a part take little memory."""
     for first in range(0, len(rows), _ROWS_A_BLOCK):
         yield rows[first : first + _ROWS_A_BLOCK]
 
@@ -85,7 +85,7 @@ def runs(values: Ints) -> tuple[Ints, Ints]:
 
 
 def mixed(*columns: Ints) -> Ints:
-    """Returns a hash of each row of ``columns``, by the finalizer of splitmix64; equal rows have equal hashes."""
+    """Returns a hash of each row of ``columns``, with the finalizer of splitmix64; equal rows have equal hashes."""
     state = np.zeros(len(columns[0]), np.uint64)
     with np.errstate(over="ignore"):
         for column in columns:
@@ -97,7 +97,7 @@ def mixed(*columns: Ints) -> Ints:
 
 
 class Entries(Generic[T]):
-    """The distinct values of a kind, in the order of first sight. Values beyond ``most`` share the entry ``other``."""
+    """The distinct values of a kind, in the order of their first use. Values beyond ``most`` share ``other``."""
 
     def __init__(self, most: int, other: T) -> None:
         self.values: list[T] = []
@@ -141,9 +141,10 @@ class Coder:
 
 
 def distinct(keys: Ints, entry: Callable[[int], int], indices: dict[int, int]) -> Ints:
-    """Returns an index for each of ``keys``: the index in ``indices``, or, for a new key, ``entry`` of its first row.
+    """Returns an index for each of ``keys``: the index in ``indices``; for a new key, the result of ``entry`` for the
+    first row with the key.
 
-    New keys are added to ``indices`` until it is full.
+    New keys are added to ``indices`` until ``indices`` is full.
     """
     values, rows = encoded(pa.array(keys))
     places = np.fromiter((indices.get(key, -1) for key in values), np.int64, len(values))

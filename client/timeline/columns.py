@@ -4,15 +4,16 @@ The bytes are: ``PRBCOLS1``; the length of the header (u32); the header (JSON, U
 the columns. The header has the ``offset`` of each column from the first column, a multiple of 8. All numbers are
 little-endian. The header has
 
-* ``from_ns`` and ``to_ns``, UTC ns as text; ``job``; ``notes``; ``left_out``, by section the number of missing rows;
-  ``failures``, the parts that a node failed to answer: ``node``, ``error``;
-* ``sections``: by name ``rows`` and ``columns`` of (``name``, ``type``, ``offset``); the docstrings of ``_Page.steps``
-  and the methods after it name the columns. Times are µs since ``from_ns``; NaN: unknown;
+* ``from_ns`` and ``to_ns``, UTC ns as text; ``job``; ``notes``; ``left_out``, the number of missing rows by section;
+  ``failures``, the parts that a node failed to answer, each with ``node`` and ``error``;
+* ``sections``: for each section by name, the number of ``rows``, and the ``columns`` (``name``, ``type``, ``offset``).
+  The docstrings of ``_Page.steps`` and of the methods after it name the columns. Times are µs since ``from_ns``; NaN:
+  unknown;
 * ``dictionaries``: lists to which columns refer by index: ``ranks`` (``rank``, ``node``, ``pid``, ``run``), ``comms``,
   ``comm_sizes``, ``ops``, ``states``, ``evidence``, ``errors``, ``frames``, ``stacks`` (indices of ``frames``,
   outermost first), ``threads``, ``counters`` (``node``, ``device``, ``name``, ``unit``), ``findings``;
 * ``losses``: ``node``, ``rank``, ``pid``, ``from_us``, ``to_us``, ``table``, ``rows``, ``reason``;
-* ``clocks``: ``node``, ``offset_ns``, ``bound_ns``; null where they were not measured.
+* ``clocks``: ``node``, ``offset_ns``, ``bound_ns``; null: the clock was not measured.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = ("MAGIC", "MIME", "MOST_ROWS", "write_columns")
 MAGIC = b"PRBCOLS1"
 MIME = "application/x-probing-columns"
 MOST_ROWS = 1_000_000
-"""The most rows of a section."""
+"""The maximum number of rows of a section."""
 _TYPES = {"f8": "f64", "f4": "f32", "i4": "i32", "u4": "u32", "u2": "u16", "u1": "u8"}
 _MOST_FRAMES = 200_000
 _MOST_FAILURES = 1_000
@@ -47,7 +48,7 @@ T = TypeVar("T", bound=Columns)
 def write_columns(timeline: Timeline, sink: IO[bytes], most: int = MOST_ROWS) -> None:
     """Writes ``timeline`` to ``sink``, with the first ``most`` operations, samples and values of counters.
 
-    Its notes say what is left out, and its counts are those of the rows that are written.
+    Adds notes to ``timeline`` that say what is left out, and sets its counts to the numbers of written rows.
     """
     page = _Page(timeline, most)
     sections = {
@@ -88,7 +89,7 @@ class _Page:
     def read(
         self, name: str, counted: str, parts: Iterator[T], kind: type[T], columns: Callable[[T], _Section]
     ) -> _Section:
-        """Returns the first rows of ``parts`` as a section; ``counted``: their name in the counts of the timeline."""
+        """Returns the first rows of ``parts`` as a section. ``counted``: the key of the rows in ``Timeline.counts``."""
         sections, rows, before = [columns(kind.joined([]))], 0, self._timeline.unread()
         for part in parts:
             kept = part.taken(np.arange(min(len(part), self._most - rows)))
@@ -141,8 +142,8 @@ class _Page:
         }
 
     def samples(self, rows: Samples) -> _Section:
-        """``rank``, ``thread``, ``stack`` and ``frame`` (its innermost frame), all indices; ``start``, ``duration``
-        (µs), ``count``, ``on_cpu`` (0 or 1)."""
+        """``rank``, ``thread``, ``stack`` and ``frame`` (the innermost of the stack), all indices; ``start``,
+        ``duration`` (µs), ``count``, ``on_cpu`` (0 or 1)."""
         numbers, where = np.unique(rows.stack, return_inverse=True)
         frames = self._timeline.stacks(numbers.tolist())
         stacks = np.array([self._stack(stack, frames[stack]) for stack in numbers.tolist()], np.int64)
@@ -168,7 +169,7 @@ class _Page:
         }
 
     def findings(self) -> _Section:
-        """``start`` and ``end`` (NaN: the finding is open), in the order of the dictionary."""
+        """``start`` and ``end`` (NaN: the finding is open), in the order of the dictionary ``findings``."""
         findings = self._timeline.findings
         return {
             "start": self._us(np.array([finding.begin for finding in findings], np.int64)),

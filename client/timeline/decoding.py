@@ -30,14 +30,14 @@ _MOST_PROCESSES = _MOST_NAMES = 1 << 17
 _MOST_THREADS = 1 << 19
 _TEXTS = 1 << 16
 _OTHERS = "(others)"
-# The most characters of an operation or a state.
+# The maximum length of the name of an operation or a state, in characters.
 _WORD = 64
 
 
 class Dictionaries:
     """The processes, communicators, texts and so on that columns of a timeline refer to by index.
 
-    ``ahead``: by how many ns the clock of each node is ahead of ours, which is subtracted from all its times.
+    ``ahead``: for each node, by how many ns its clock is ahead of ours. This is subtracted from all times of the node.
     """
 
     def __init__(self, ahead: Mapping[str, int]) -> None:
@@ -74,7 +74,7 @@ class Dictionaries:
         return [at for at, who in enumerate(self.processes.values) if who.run == run and who.rank in wanted]
 
     def processes_in(self, batch: pa.RecordBatch) -> None:
-        """Adds the processes of rows with the columns of sections.WHO."""
+        """Adds the processes of the rows of ``batch``, which has the columns ``sections.WHO``."""
         self._processes(batch)
 
     def operations(self, batch: pa.RecordBatch) -> Operations:
@@ -138,7 +138,7 @@ class Dictionaries:
         """Returns the finite values of the columns in ``figures`` (units by column); rows have node, device and ts."""
         node, device = self._nodes.codes(batch["node"]), self._texts.codes(batch["device"])
         at = _time(batch["ts"], self._shift(node))
-        # Devices of all nodes, numbered within this batch.
+        # Pairs of a node and a device, numbered within this batch.
         pairs, where = np.unique(node * _TEXTS + device, return_inverse=True)
         parts = []
         for name, unit in figures.items():

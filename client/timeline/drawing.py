@@ -1,6 +1,7 @@
-"""Decides how an operation is drawn: as a slice, a slice without an end, or a point; the parts of the slice, its lane.
+"""Decides whether an operation is drawn as a slice, as a slice without an end, or as a point; also the parts of the
+slice, and its lane.
 
-Overlapping intervals of a track are drawn in different lanes, since slices of a lane must nest.
+Overlapping intervals of a track are drawn in different lanes, because slices of a lane must nest.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ __all__ = ("COMMS", "FLYING", "MOST_LANES", "POINT", "SLICE", "Drawn", "Lanes", 
 
 SLICE, FLYING, POINT = 0, 1, 2
 MOST_LANES = 32
-"""The most lanes of a communicator in one rank."""
+"""The maximum number of lanes of a communicator in one rank."""
 COMMS = 1 << 16
-"""More than the number of communicators. A track has the number PROCESS * COMMS + COMMUNICATOR."""
+"""An upper bound on the number of communicators. A track has the number PROCESS * COMMS + COMMUNICATOR."""
 
 
 @dataclass(slots=True)
@@ -37,8 +38,8 @@ class Drawn(Columns):
 
 
 def drawn(rows: Operations, errors: Ints, nodes: Ints) -> Drawn:
-    """Returns the shapes of ``rows``. ``errors`` and ``nodes``: for each process, by how many ns the clock of its node
-    may be wrong, and the number of its node.
+    """Returns the shapes of ``rows``. ``errors`` has, for each process, by how many ns the clock of its node may be
+    wrong; ``nodes`` has the number of the node.
 
     A wait for a rank of another node that is shorter than the errors of both clocks is not drawn.
     """
@@ -59,10 +60,10 @@ def drawn(rows: Operations, errors: Ints, nodes: Ints) -> Drawn:
 
 
 class Lanes:
-    """Assigns intervals to lanes: an interval gets the first lane of its track whose last interval ended before."""
+    """Assigns intervals to lanes: an interval gets the first lane of its track that is free at its begin."""
 
     def __init__(self, most: int) -> None:
-        """``most``: the lanes of a track; if all are in use, an interval gets none."""
+        """``most``: the maximum number of lanes of a track."""
         self._most = most
         self._ends: dict[int, list[int]] = {}
 

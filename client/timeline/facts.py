@@ -11,7 +11,7 @@ from probing.client.version import program
 
 __all__ = ("about",)
 
-_SEEN = "seen from outside of the processes by probingd; docs/timeline.md says how sure times are"
+_SEEN = "observed by probingd from outside the processes; docs/timeline.md says how exact the times are"
 
 
 def about(timeline: Timeline) -> Iterator[tuple[str, str | int]]:

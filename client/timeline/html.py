@@ -1,8 +1,9 @@
-"""Writes a timeline as one HTML file that a browser shows without a network: the panels of the page, over its columns.
+"""Writes a timeline as one HTML file that a browser shows without a network: the timeline panels of the page, and the
+columns that they show.
 
-All texts of targets and nodes are in the columns. These are deflated and written as base64 into an element that is not
-run, so no text can become markup or code. The script and the style are those that ``web/build.mjs`` makes; the policy
-of the file allows these two by their hashes, and no request.
+All texts of targets and nodes are in the columns. These are deflated and written as base64 into an element that
+browsers do not execute, so no text can become markup or code. ``web/build.mjs`` makes the script and the style. The
+content security policy of the file allows these two by their hashes, and forbids network requests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ("write_html",)
 
 _BUILT = Path(__file__).parents[1] / "web" / "static"
 _LINE = 48 << 10
-"""The bytes of a line of base64, a multiple of 3."""
+"""The number of bytes that one line of base64 encodes. It is a multiple of 3, so only the last line is padded."""
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
     "%3Cpath d='M2 13V8h3v5zm4.500 0V3h3v10zM11 13V6h3v7z' fill='%230b62c4'/%3E%3C/svg%3E"
@@ -39,7 +40,7 @@ _HEAD = """<!doctype html>
 <style>{style}</style></head>
 <body><main id="page"><p>The timeline is being read. If this text stays, the file is cut, or no script runs here.</p>
 <noscript><h1>This file needs JavaScript</h1>
-<p>Save it, and open it in a browser that runs scripts. The file asks no network for anything. A trace for Perfetto has
+<p>Save it, and open it in a browser that runs scripts. The file makes no network requests. A trace for Perfetto has
 the same operations:</p>
 <pre>probingctl timeline --all-nodes --job JOB -o job.pftrace</pre></noscript></main>
 <footer class="file-end">{footer}</footer>
@@ -49,7 +50,7 @@ _TAIL = "</script>\n<script>{script}</script></body></html>\n"
 
 
 def write_html(timeline: Timeline, sink: IO[bytes], most: int = MOST_ROWS) -> None:
-    """Writes ``timeline`` to ``sink``, as ``write_columns`` does with its first rows.
+    """Writes ``timeline`` to ``sink``, with the rows that ``write_columns`` chooses for ``most``.
 
     Raises the errors of the reads, and NotFound if the page is not built.
     """
@@ -80,11 +81,11 @@ def _hash(text: str) -> str:
 
 
 class _Packed:
-    """A write-only file: writes what it gets, deflated, as lines of base64 to ``sink``."""
+    """A write-only file that deflates its data and writes them to ``sink`` as lines of base64."""
 
     def __init__(self, sink: IO[bytes]) -> None:
         self._sink = sink
-        # A higher level saves 4 % of a million operations, and takes four times as long.
+        # A higher level makes a file of a million operations 4 % smaller, and takes four times as long.
         self._deflate = zlib.compressobj(1)
         self._rest = b""
 
@@ -93,7 +94,7 @@ class _Packed:
         return len(data)
 
     def end(self) -> None:
-        """Writes the rest."""
+        """Writes the data that are still buffered."""
         self._encode(self._deflate.flush(), last=True)
 
     def _encode(self, part: bytes, *, last: bool = False) -> None:

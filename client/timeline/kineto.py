@@ -1,7 +1,7 @@
 """Writes a timeline as files of PyTorch's profiler (Kineto), one for each rank, for Holistic Trace Analysis.
 
 HTA reads kernels on streams, the calls that launched them, and ``ProfilerStep#N``. Kernels cannot be seen from the
-host, so each operation whose end is known to a tenth of its length is written as a kernel from its start to its end.
+host, so each operation whose end is known to within a tenth of its length is written as a kernel from start to end.
 The name begins with ``ncclKernel``, by which HTA recognizes communication; name and category say "seen from the host".
 https://github.com/facebookresearch/HolisticTraceAnalysis (0.5.0: hta/common/trace.py, hta/analyzers/straggler.py).
 """
@@ -52,7 +52,7 @@ def write_kineto(timeline: Timeline, directory: Path) -> list[Path]:
 
 
 def _sharp(rows: Operations, exact: int) -> Any:
-    """Returns for each operation whether its end is known to a tenth of its length."""
+    """Returns for each operation whether its end is known to within a tenth of its length."""
     begin = np.where(rows.start != UNKNOWN, rows.start, rows.call)
     ended = (rows.done_hi != UNKNOWN) & (rows.done_hi != SPANNING)
     low = np.where(rows.timing == exact, rows.done_hi, rows.done_lo)
@@ -72,11 +72,13 @@ def _step_lines(step: Ints, begin: Ints, end: Ints) -> Any:
 
 
 def _operation_lines(timeline: Timeline, rows: Operations, called: int) -> Any:
-    """Returns, for each operation, the call and the operation as a kernel. ``called``: the number of earlier calls."""
+    """Returns two events for each operation: the call, and the operation as a kernel. ``called``: the number of calls
+    that are already written.
+    """
     names, base = timeline.names, timeline.base
     number = np.arange(called, called + len(rows)) + 1
     begin = np.maximum(np.where(rows.start != UNKNOWN, rows.start, rows.call), rows.call)
-    # Whole µs: HTA rounds fractions, and a call would end before it begins.
+    # Times are whole µs, because HTA rounds fractions, and a call could then end before it begins.
     call_us, begin_us = (rows.call - base) // 1000, (begin - base) // 1000
     end_us = np.maximum(-(-(rows.done_hi - base) // 1000), begin_us + 1)
     ops = names.ops.entries.values
@@ -124,7 +126,7 @@ def _kernel(op: str, backend: str) -> str:
 
 
 class _Files:
-    """The files of ranks. Each is open only while it is written to, because there may be thousands."""
+    """The files of ranks. A file is open only while it is written to, because there may be thousands of files."""
 
     def __init__(self, timeline: Timeline, directory: Path) -> None:
         self.unsharp = 0
@@ -161,7 +163,7 @@ class _Files:
             if path in self._taken:
                 path = path.with_name(f"rank-{process.rank}-pid-{process.pid}.json")
             if path in self._taken:
-                # Pids may be equal on two nodes, and after one has wrapped.
+                # Two processes may have the same rank and pid: on two nodes, or after the pids of a node have wrapped.
                 path = path.with_name(f"{path.stem}-{index}.json")
             path.parent.mkdir(exist_ok=True)
             self._paths[index] = path

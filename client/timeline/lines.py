@@ -37,7 +37,7 @@ def decimals(values: Reals) -> Any:
 
 
 def microseconds(ns: Ints) -> Any:
-    """Returns times of 0 or more as µs with three decimals."""
+    """Returns times in ns, which must not be negative, as µs with three decimals."""
     whole, rest = np.divmod(ns, 1000)
     parts: list[Any] = [pc.cast(pa.array(part), pa.string()) for part in (whole, rest)]
     return pc.binary_join_element_wise(parts[0], pc.utf8_lpad(parts[1], 3, "0"), ".")

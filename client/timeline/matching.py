@@ -13,10 +13,10 @@ __all__ = ("awaited", "steps_at")
 
 
 def awaited(parts: Iterable[Operations], sizes: Callable[[], Ints]) -> Iterator[Operations]:
-    """Yields ``parts`` with ``last_call`` and ``last`` filled in. Parts follow each other in time.
+    """Yields ``parts``, which are ordered by time, with ``last_call`` and ``last`` filled in.
 
-    ``sizes`` returns the number of ranks of each communicator, 0 where it is not known. The rows of one operation may
-    lie in parts that follow each other.
+    ``sizes`` returns the number of ranks of each communicator; 0: not known. The rows of one operation may lie in
+    adjacent parts.
     """
     before: Operations | None = None
     part: Operations | None = None
@@ -41,7 +41,7 @@ def _compared(before: Operations | None, part: Operations, after: Operations | N
     numbered = np.flatnonzero((seq != UNKNOWN) & (sizes[comm] > 1))
     if len(numbered):
         keys = mixed(comm[numbered], seq[numbered])
-        # If all rows are sorted by call, as they mostly are, a stable sort by key is enough.
+        # If all rows are sorted by call, which is the usual case, a stable sort by key is enough.
         in_order = bool((np.diff(call[numbered]) >= 0).all())
         order = np.argsort(keys, kind="stable") if in_order else np.lexsort((call[numbered], keys))
         starts, counts = runs(keys[order])
@@ -61,7 +61,7 @@ def steps_at(steps: Steps, process: Ints, time: Ints) -> Ints:
     base = int(steps.begin.min())
     span = int(steps.end.max()) - base + 1
     most = max(int(steps.process.max()), int(process.max())) + 1
-    # One number sorts by process and time; if both do not fit into it, the unit of time becomes larger.
+    # Process and time form one number, the sort key. If they do not fit into 62 bits, a larger unit of time is used.
     unit = 1
     while (span // unit + 1) * most >= 2**62:
         unit *= 10

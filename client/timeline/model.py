@@ -45,7 +45,7 @@ class Clock(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process of the job; ``rank`` is None where no row names it."""
+    """A process of the job; ``rank`` is None if no row names the rank."""
 
     node: str
     run: str
@@ -55,7 +55,7 @@ class Process(NamedTuple):
 
 
 class Comm(NamedTuple):
-    """A communicator of a run; ``size`` is 0 where it is not known."""
+    """A communicator of a run; ``size`` is 0 if it is not known."""
 
     run: str
     comm: str
@@ -65,7 +65,7 @@ class Comm(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread of ``process`` (an index), with the kernel's name of it. ``trains``: it issues the collectives."""
+    """A thread of ``process`` (an index); ``name`` is its name in the kernel. ``trains``: it issues the collectives."""
 
     process: int
     tid: int
@@ -83,7 +83,7 @@ class Counter(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Rows of ``table`` that may be missing from ``begin`` to ``end``; ``missing``: how many, None: not known.
+    """Rows of ``table`` that may be missing from ``begin`` to ``end``. ``missing`` is their number; None if unknown.
 
     ``pid`` None: rows of all processes of the node.
     """
@@ -118,7 +118,7 @@ class Columns:
         return len(getattr(self, fields(self)[0].name))
 
     def taken(self, rows: Ints) -> Self:
-        """Returns the rows of the indices or flags ``rows``."""
+        """Returns the rows that ``rows`` selects, by indices or by a flag for each row."""
         return type(self)(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @classmethod

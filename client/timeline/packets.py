@@ -1,4 +1,4 @@
-"""Templates of Protobuf messages: bytes with holes. numpy makes many copies and fills their holes at once.
+"""Templates of Protobuf messages: bytes with holes. numpy makes many copies and fills the holes of all copies at once.
 
 Numbers in holes are varints of a fixed length, padded with continuation bits; decoders accept these, and Perfetto's own
 writer makes them (protozero's WriteRedundantVarInt). https://protobuf.dev/programming-guides/encoding/
@@ -20,7 +20,7 @@ _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 
 
 class Hole(NamedTuple):
-    """A place of ``width`` bytes for a value of the column ``name``: a varint, or if ``fixed`` its 8 bytes."""
+    """``width`` bytes for a value of the column ``name``, written as a varint, or as its 8 bytes if ``fixed``."""
 
     name: str
     width: int
@@ -62,7 +62,7 @@ def message(field: int, *parts: list[Part]) -> list[Part]:
 
 
 def packet(*parts: list[Part]) -> bytes:
-    """Returns the bytes of fields in which no column leaves a hole."""
+    """Returns the bytes of fields that have no holes."""
     return b"".join(piece for part in parts for piece in part if isinstance(piece, bytes))
 
 
@@ -75,7 +75,7 @@ def _size(parts: list[Part]) -> int:
 
 
 class Template:
-    """The bytes of ``parts``; ``filled`` returns copies of them with the values of columns in the holes."""
+    """The bytes of ``parts``; ``filled`` returns copies of these bytes with the values of columns in the holes."""
 
     def __init__(self, *parts: list[Part]) -> None:
         self._holes: list[tuple[Hole, int]] = []

@@ -1,8 +1,8 @@
 """Writes a timeline as a Perfetto trace, with tracks for nodes, their ranks, and the communicators of the ranks.
 
-An operation is a slice from its call to the time when it was certainly done; slices within it show how long it waited
-for the rank that called last, and the times between which it ended. The slices of one operation on all ranks are
-joined by a flow. docs/timeline.md says what is shown, and how sure it is.
+An operation is a slice from its call to the time when it was certainly done. Inner slices show how long the operation
+waited for the rank that called last, and the interval in which the operation ended. A flow joins the slices of one
+operation on all ranks. docs/timeline.md says what is shown, and how certain it is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Writer:
 
     def steps(self) -> None:
         rows = self._timeline.steps
-        # The end of a step is the begin of the next step.
+        # A step ends when the next step begins. Intervals of ``Lanes`` include their ends, so each step loses 1 ns.
         lanes = Lanes(1).of(rows.process, rows.begin, rows.end - 1)
         rows = rows.taken(np.flatnonzero(lanes == 0))
         columns: Filling = {
@@ -134,7 +134,7 @@ class _Writer:
                 self._span("finding", self._process(process), finding.verdict, finding.begin, None, texts)
 
     def losses(self) -> None:
-        """Writes each gap as a slice of its node, or of its process."""
+        """Writes each gap as a slice of the process that it concerns, or of the whole node."""
         for place, (loss, process) in enumerate(self._timeline.losses_of_job()):
             parent = self._node(loss.node) if process is None else self._process(process)
             track = self.trace.track(("loss", place), "rows may be missing", parent, order=-2)
@@ -143,7 +143,7 @@ class _Writer:
             self._span("loss", track, loss.reason, loss.begin, loss.end, texts)
 
     def processes(self) -> None:
-        """Writes the tracks of all processes, also of processes without a row."""
+        """Writes the tracks of all processes, including processes that have no row."""
         for index in range(len(self._names.processes)):
             self._process(index)
 
@@ -264,5 +264,5 @@ def _event(at: str, kind: int, *parts: list[Part]) -> list[Part]:
 
 
 def _flow(comm: Ints, seq: Ints) -> Ints:
-    """Returns the number of an operation, the same for all its ranks: never 0 for a seq below 2**47."""
+    """Returns the number of each operation: the same on all ranks, never 0, and unique for a seq below 2**47."""
     return (comm + 1 << 47) | seq & (1 << 47) - 1

@@ -48,7 +48,7 @@ _ANY_ERROR_NS = 2**60
 _UNSIGNED = 2**64 - 1
 _NO_STACK = Frame("(the stack is not stored)")
 _LEFT_OUT = Frame(f"(one of more than {_MOST_STACKS:,} stacks)")
-# A finding of the range may have been stored long before.
+# How long before the range the reading of findings starts: an open finding may have been stored long before the range.
 _LOOK_BACK_NS = 7 * 86_400 * 10**9
 _FINDING = ("verdict", "severity", "state", "confidence", "sentence", "ranks", "since", "opened", "closed", "found_by")
 _LOSSES = """
@@ -61,7 +61,7 @@ _NODES = "SELECT DISTINCT node FROM {table} WHERE {where}"
 def timeline(cluster: Cluster, job: str, since: str = "5m", until: str | None = None) -> Timeline:
     """Returns the timeline of ``job``, a name as for --job, from ``since`` to ``until`` (None: now).
 
-    Both are lengths before now or instants, as ``probing.client.times.bound`` reads them. Raises the errors of
+    Both are lengths of time before now, or instants: see ``probing.client.times.bound``. Raises the errors of
     ``job_named``, UsageError for an empty range, and the nodes' error if no node answers. A program that hides numpy
     must call ``allow_numpy`` before it imports pyarrow.
     """
@@ -70,20 +70,22 @@ def timeline(cluster: Cluster, job: str, since: str = "5m", until: str | None = 
     begin = bound(since, now).ns(now)
     end = now if until is None else bound(until, now).ns(now)
     if end <= begin:
-        hint = "give lengths before now, or instants: --since 10m --until 5m"
+        hint = "give lengths of time before now, or instants: --since 10m --until 5m"
         raise UsageError(f"--until {until or 'now'} is not after --since {since}", hint=hint)
     name = job_named(cluster, job)
-    # On an open connection an answer takes less time, so it measures the clock of its node more exactly.
+    # Each reply gives an estimate of its node's clock offset. The connections are open by now, so the round trip is
+    # short and the estimate more exact.
     cluster.query_each("SELECT 1 AS one")
     return Timeline(cluster, name, begin, end, present=until is None)
 
 
 class Timeline:
-    """The range from ``begin`` to before ``end``, UTC ns by our clock, of ``job``.
+    """The timeline of ``job`` in the range [``begin``, ``end``), UTC ns by our clock.
 
-    ``operations``, ``samples`` and ``counters`` read rows while they are iterated over, and add to ``names``, the
-    dictionaries that columns refer to. ``losses_of_job`` yields the gaps that were seen so far. ``rows`` is the number
-    of rows that were read, of about ``expected``; ``counts``: the rows by section. ``notes`` say what else is left out.
+    ``operations``, ``samples`` and ``counters`` read rows while they are iterated over. Columns of these rows refer by
+    index to ``names``, the processes, communicators and texts that were read so far. ``losses_of_job`` yields the gaps
+    that were seen so far. ``rows`` is the number of rows that were read, of about ``expected``; ``counts``: the rows by
+    section. ``notes`` say what is left out.
     """
 
     def __init__(self, cluster: Cluster, job: str, begin: int, end: int, *, present: bool) -> None:
@@ -124,7 +126,7 @@ class Timeline:
         answers = self._cluster.query_all(statements)
         self._note("", (), self.begin, self.end)
         if present:
-            # Also ranks without a row, such as a rank that joins no operation.
+            # This adds ranks that have no row in the range, such as a rank that joins no operation.
             for batch in answers["ranks"].combine_chunks().to_batches():
                 self.names.processes_in(batch)
         inflight = [self.names.operations(b) for b in answers["inflight"].to_batches()] if present else []
@@ -203,9 +205,10 @@ class Timeline:
         return max(0, self.expected - self.rows)
 
     def errors(self) -> tuple[Ints, Ints]:
-        """Returns, for each process, by how many ns the clock of its node may be wrong, and the number of its node.
+        """Returns two columns with a value for each process: by how many ns the clock of its node may be wrong, and the
+        number of the node.
 
-        A clock that was not compared may be wrong by any time.
+        The error of a clock that was not compared is unlimited.
         """
         processes = self.names.processes.values
         bounds = {shown(clock.node): clock.error_ns for clock in self.clocks if clock.error_ns is not None}
@@ -215,7 +218,7 @@ class Timeline:
 
     @property
     def unanswered(self) -> list[Loss]:
-        """The gaps of nodes that did not answer so far."""
+        """The gaps of nodes that have failed to answer so far."""
         return list(self._gaps.values())
 
     def losses_of_job(self) -> Iterator[tuple[Loss, int | None]]:
@@ -303,7 +306,7 @@ def _span_of(row: Row) -> tuple[int | None, int | None]:
 def _clock_text(clock: Clock) -> str:
     ahead, error = clock.offset_ns or 0, clock.error_ns or 0
     side = "ahead of" if ahead >= 0 else "behind"
-    return f"its clock is {age(abs(ahead))} {side} ours, give or take {age(error)}; this is taken off its times"
+    return f"its clock is {age(abs(ahead))} {side} ours, give or take {age(error)}; its times are corrected for this"
 
 
 def _keys(operations: Operations) -> Ints:

@@ -1,5 +1,5 @@
-"""Selects the rows of a timeline by SQL: one job and a range of time by the clocks of the nodes, in slices of bounded
-size."""
+"""Selects the rows of one job in a range of time by SQL, in slices of bounded size. Offsets of the nodes' clocks are
+taken into account."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 __all__ = ("CLOSE_NS", "Section", "Selection", "Slice", "slices")
 
-# Offsets of clocks below this, ns, are ignored when rows are selected.
+# Clock offsets below this, ns, are ignored when rows are selected.
 CLOSE_NS = 1_000_000_000
 _MOST_NODES = 500
 _BUCKETS = 512
-# The most buckets with too many rows whose rows are counted again, in smaller buckets; further buckets are divided into
-# equal times.
+# The maximum number of overfull buckets whose rows are counted again in smaller buckets. Further overfull buckets are
+# split into equal time spans, without counting again.
 _MOST_COUNTED = 16
 _MOST_SLICES = 20_000
 
 
 class Section(NamedTuple):
-    """Rows of ``table`` with ``columns``: SQL by name. ``condition`` is added to the conditions on job and range.
-    ``of_nodes``: the table has no job, so the rows of the job's nodes are read."""
+    """Rows of ``table``; ``columns`` has the SQL of each column by name. ``condition`` is added to the conditions on
+    job and range. ``of_nodes``: rows are selected by the nodes of the job, not by the job."""
 
     table: str
     columns: Mapping[str, str]
@@ -35,7 +35,8 @@ class Section(NamedTuple):
 
     def select(self, where: str) -> str:
         """Returns the SELECT of the rows that meet ``where``."""
-        # With `ts AS ts` nodes do not recognize the condition on ts, and open all of their files.
+        # A column is not renamed to its own name: with `ts AS ts` nodes do not recognize the condition on ts, and open
+        # all of their files.
         columns = ", ".join(name if sql == name else f"{sql} AS {name}" for name, sql in self.columns.items())
         more = f" AND {self.condition}" if self.condition else ""
         return f"SELECT {columns} FROM {sql_table(self.table)} WHERE {where}{more}"
@@ -50,8 +51,8 @@ class Slice(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The rows of ``job`` from ``begin`` to before ``end``, UTC ns by our clock. ``ahead``: by how many ns the clocks
-    of nodes are ahead of ours. ``nodes``: the nodes of the job."""
+    """The rows of ``job`` in [``begin``, ``end``), UTC ns by our clock. ``ahead``: by how many ns the clocks of nodes
+    are ahead of ours. ``nodes``: the nodes of the job."""
 
     job: str
     begin: int
@@ -60,7 +61,7 @@ class Selection(NamedTuple):
     nodes: Collection[str] = ()
 
     def where(self, section: Section, low: int, high: int) -> str:
-        """Returns the condition on the rows of ``section`` from ``low`` to before ``high``."""
+        """Returns the condition on the rows of ``section`` in [``low``, ``high``)."""
         far = self._far()
         first = low + min(0, *far.values(), 0)
         last = high + max(0, *far.values(), 0)
@@ -72,7 +73,7 @@ class Selection(NamedTuple):
         return " AND ".join(parts)
 
     def select(self, section: Section, low: int, high: int) -> str:
-        """Returns the SELECT of the rows of ``section`` from ``low`` to before ``high``."""
+        """Returns the SELECT of the rows of ``section`` in [``low``, ``high``)."""
         return section._replace(condition="").select(self.where(section, low, high))
 
     def time(self, column: str) -> str:
@@ -125,13 +126,13 @@ def _pieces(cluster: Cluster, selection: Selection, section: Section, most: int)
 
 
 def _buckets(cluster: Cluster, selection: Selection, section: Section, low: int, high: int) -> list[Slice]:
-    """Returns the buckets of the time from ``low`` to before ``high`` that have rows."""
+    """Returns the buckets of the time [``low``, ``high``) that have rows."""
     width = max(1, -(-(high - low) // _BUCKETS))
     bucket = f"({selection.time('ts')} - {low}) // {width}"
     table, where = sql_table(section.table), selection.where(section, low, high)
     answer = cluster.query(f"SELECT {bucket} AS bucket, count(*) AS rows FROM {table} WHERE {where} GROUP BY {bucket}")
     counts = {row["bucket"]: row["rows"] for row in answer.to_pylist()}
-    # Only known buckets are used, because nodes are not trusted.
+    # Buckets outside of the range are ignored, because nodes are not trusted.
     return [
         Slice(low + place * width, min(high, low + (place + 1) * width), int(counts[place] or 0))
         for place in range(_BUCKETS)

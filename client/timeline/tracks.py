@@ -1,6 +1,6 @@
 """Writes the parts of a Perfetto trace that its events refer to: tracks and texts, each before its first use.
 
-The numbers of fields are those of protos/perfetto/trace/ in https://github.com/google/perfetto (v59.1).
+The field numbers come from protos/perfetto/trace/ in https://github.com/google/perfetto (v59.1).
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Trace:
         about: str = "",
         unit: str | None = None,
     ) -> int:
-        """Returns the uuid of the track ``key``, below the track ``parent``. ``unit``: of a track that is a counter.
+        """Returns the uuid of the track ``key``, below the track ``parent``. ``unit``: the unit of a counter's values;
+        None: the track is not a counter.
 
         Perfetto shows tracks with the same name and parent as one track.
         """

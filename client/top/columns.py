@@ -15,18 +15,18 @@ __all__ = ("Column", "cells", "chosen", "head")
 
 # The temperature (°C) and the lag (ns) from which a value is coloured.
 _HOT_C, _LATE_NS = 85.0, 10e6
-# Of the spare width, the flexible column keeps at least this many cells.
+# When other columns are widened on a wide screen, this many cells of the spare width stay for the flexible column.
 _ROOM_FOR_PYTHON = 20
 _COLLECTIVES = ("last_age_ns", "op")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. ``width`` is in cells; for a flexible column it is the least width. Columns with a lower ``rank`` get
+    """A column. ``width`` is in cells; for a flexible column it is the minimum width. Columns with a lower ``rank`` get
     space first.
 
     ``needs``: the column is shown only if some row has a value for one of these keys; empty: always. ``most``: the
-    width that the column may have on a wide screen; 0: only ``width``.
+    maximum width on a wide screen; 0: always ``width``.
     """
 
     title: str
@@ -56,10 +56,10 @@ def cells(columns: Sequence[tuple[Column, int]], row: Row) -> Line:
 
 
 def chosen(width: int, rows: Iterable[Row], *, nodes: int) -> tuple[tuple[Column, int], ...]:
-    """Returns the columns that fit ``width``, with their widths. The choice depends on which values exist, not on the
-    values.
+    """Returns the columns that fit ``width``, with their widths. The choice depends on which keys of ``rows`` have
+    values, not on the values themselves.
 
-    ``nodes``: number of nodes with rows.
+    ``nodes``: the number of nodes with rows.
     """
     missing = {name for column in _COLUMNS for name in column.needs}
     for row in rows:

@@ -38,14 +38,14 @@ __all__ = (
 
 # A run that has ended stays on the screen for this many seconds.
 _ENDED_S = 600.0
-# Most ranks that are shown of one node.
+# The maximum number of ranks of one node that are shown.
 _MOST_RANKS = 1024
 _OF_DEVICES = "gpu.utilization"
 _SOMETIMES = 3
 _SELDOM = 5
 _RARELY = 60
-# Rows of devices and processes are asked for this many seconds back, at first and in later refreshes. Of more nodes the
-# first rows would take seconds and gigabytes.
+# How far back rows of devices and processes are read, s: _HISTORY_S in the first refreshes, then _LATELY_S. With more
+# than _MOST_WITH_HISTORY nodes the long history is not read, because it would take seconds and gigabytes.
 _HISTORY_S = 120
 _LATELY_S = 15
 _MOST_WITH_HISTORY = 64
@@ -64,7 +64,7 @@ _INFLIGHT = f"""
 SELECT node, job, run, comm, comm_name, comm_size AS size, comm_rank, rank, pid, op, seq, age_ns FROM comm.inflight
 WHERE {{where}} ORDER BY age_ns DESC LIMIT {_MOST_ROWS}
 """
-# The row of a step is written when the step ends, so in a job with long steps the last row may be old.
+# Rows of the last ten minutes are read, because a row is written when its step ends, and steps may be long.
 _STEPS = """
 SELECT node, job, run, pid, max(step) AS step, arg_max(1e9 / duration_ns, step) AS steps_per_s,
   epoch_ns(now()) - epoch_ns(max(t_end)) AS step_age_ns
@@ -87,7 +87,7 @@ SELECT node, epoch_ns(ts) AS at, device_id, uuid, mig, name, total_bytes, used_b
   temperature_c, power_w, power_limit_w, sm_clock_mhz, clock_event_reasons
 FROM gpu.utilization WHERE ts > now() - INTERVAL {{since}} SECOND {{of_device}} ORDER BY ts DESC LIMIT {_MOST_ROWS}
 """
-# Of a process or a device only its newest row.
+# Keeps only the newest row of each process or device.
 _NEWEST = "QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY ts DESC) = 1"
 _GPU_PROCESSES = f"""
 SELECT node, pid, start_ns, uuid, arg_max(device_id, ts) AS device_id, arg_max(used_bytes, ts) AS used_bytes,
@@ -98,8 +98,8 @@ GROUP BY node, pid, start_ns, uuid LIMIT {_MOST_ROWS}
 
 
 class _Question(NamedTuple):
-    """A question. ``table``: only nodes that have this table are asked; empty: all nodes. ``every``: the question is
-    asked in every n-th refresh.
+    """A question. ``table``: only nodes that have this table are asked; empty: all nodes. The question is asked once in
+    ``every`` refreshes.
     """
 
     sql: str
@@ -110,8 +110,9 @@ class _Question(NamedTuple):
 def questions(where: str, *, calm: bool = False) -> dict[str, _Question]:
     """Returns the questions by name; ``where`` is an SQL condition on the job. Their SQL still contains ``{since}``.
 
-    ``calm``: for a view that is open for hours: findings, progress and operations in flight are asked for in each
-    refresh, rows that change less in every third refresh or more seldom, and of CPUs and GPUs only the newest rows.
+    ``calm``: for a view that is open for hours. Findings, progress and operations in flight are asked for in each
+    refresh. Rows that change less often are asked for in every third refresh or less often. For CPUs and GPUs, only the
+    newest rows are asked for.
     """
     findings = newest_sql(f"ts > now() - INTERVAL 7 DAY AND {where}", OPEN_COLUMNS, ROW_AGE)
     given = {
@@ -126,7 +127,7 @@ def questions(where: str, *, calm: bool = False) -> dict[str, _Question]:
         "progress": _Question(_PROGRESS.format(**given)),
         "inflight": _Question(_INFLIGHT.format(**given)),
         "steps": _Question(_STEPS.format(**given), every=often),
-        # A node with this table has the column of the phase.
+        # A node that has train.labels also has the column ``phase`` of comm.progress.
         "phases": _Question(PHASES.format(**given), "train.labels", often),
         "findings": _Question(findings, every=1 if calm else _SELDOM),
         "ended": _Question(ended_sql(where, Interval(Bound(_ENDED_S))), every=_SELDOM),
@@ -142,8 +143,8 @@ def statements(found: dict[str, _Question], turn: int, tables: Container[str], *
     """Returns, by name, the SQL that a node is asked in refresh ``turn``; ``tables``: the node's tables, as far as
     known.
 
-    ``new``: rows of CPUs and GPUs are asked for 120 s back, else for 15 s. Refreshes 0 and 1 together ask all
-    questions; later, questions that are asked seldom are spread over the refreshes.
+    ``new``: rows of CPUs and GPUs of the last 120 s are asked for, else of the last 15 s. Refreshes 0 and 1 together
+    ask all questions; later, questions that are asked seldom are spread over the refreshes.
     """
     since = _HISTORY_S if new else _LATELY_S
     return {
@@ -156,14 +157,16 @@ def statements(found: dict[str, _Question], turn: int, tables: Container[str], *
 
 
 _MAX_BYTES = 64 << 20
-# In every n-th request the node is also asked whether its probes are paused.
+# Once in this many requests the node is also asked whether its probes are paused.
 _STATUS_EVERY = 5
 _STACKS_EVERY_S = 2.0
 _MOST_STACKS = 64
 
 
 class Fetcher:
-    """Calls ``deliver`` with a ``Fetched`` every ``interval`` seconds; ``failed`` gets errors that are not a node's."""
+    """Calls ``deliver`` with a ``Fetched`` every ``interval`` seconds, and ``failed`` with an error that does not come
+    from a node.
+    """
 
     def __init__(
         self,
@@ -182,7 +185,7 @@ class Fetcher:
         self._deliver = deliver
         self._turns: dict[str, int] = {}
         self._tables: dict[str, frozenset[str]] = {}
-        # The nodes whose tables have become known by this refresh.
+        # The nodes whose tables have become known in this refresh.
         self._fresh: set[str] = set()
         self._paused: dict[str, str] = {}
         # Addresses of the nodes that had failed at the start; None: not yet known.
@@ -205,11 +208,12 @@ class Fetcher:
         if gathered.failed:
             self.health.failed(gathered.failed)
             for failed in gathered.failed:
-                # When the node is back, it may run another daemon with other tables.
+                # When the node is back, it may run another daemon with other tables, so its count starts again at 0.
                 self._turns.pop(failed.address, None)
         self._deliver(Fetched(time.monotonic(), tuple(a.value for a in gathered.answered), self.health.absent))
         if self._fresh:
-            # Their other tables are asked for at once, by one more refresh for all of them.
+            # Questions about single tables were not yet asked at these nodes. One more refresh of all nodes follows at
+            # once and asks these questions.
             self._fresh.clear()
             self.repeater.hurry()
 
@@ -235,7 +239,7 @@ class Fetcher:
         try:
             replies = await node.replies(asked, seconds, Room(_MAX_BYTES))
         except QueryRejected:
-            # A token that is limited to jobs sees no row of a device.
+            # The token may be limited to jobs. Such a token gives no access to the table of devices.
             if asked.pop("gpus", None) is None:
                 raise
             self._tables[address] = known - {_OF_DEVICES}

@@ -58,7 +58,8 @@ def merged(known: NodeRows | None, new: NodeRows) -> NodeRows:
     return new if known is None else NodeRows(new.address, new.node, {**known.rows, **new.rows}, new.paused)
 
 
-# Seconds between two attempts.
+# The retry backoff for absent nodes, s: it begins with _FIRST_S and doubles up to _LONGEST_S. _PATIENCE_S: the timeout
+# of an attempt, s.
 _FIRST_S = 1.0
 _LONGEST_S = 10.0
 _PATIENCE_S = 3.0
@@ -67,7 +68,7 @@ _PATIENCE_S = 3.0
 class Health:
     """Tracks the nodes that do not answer. ``ask(addresses, seconds)`` asks nodes for their names.
 
-    ``back`` is called when an absent node answers again. Safe to use from several threads.
+    ``back`` is called when an absent node answers again. Thread-safe.
     """
 
     def __init__(self, ask: Callable[[Sequence[str], float], Gathered[None]], back: Callable[[], None]) -> None:
@@ -95,7 +96,7 @@ class Health:
             self._absent.pop(address, None)
 
     def failed(self, failures: Iterable[Failed]) -> None:
-        """Marks nodes as absent: from now on only a thread asks them, for their names."""
+        """Marks nodes as absent. From now on only a thread asks these nodes, and it asks only for their names."""
         with self._lock:
             for failure in failures:
                 known = self._absent.get(failure.address)
@@ -115,7 +116,7 @@ class Health:
             with self._lock:
                 addresses = tuple(self._absent)
                 if not addresses:
-                    # After a later failure another thread is started.
+                    # After a later failure, ``failed`` starts another thread.
                     self._thread = None
                     return
             pause = _FIRST_S if self._asked(addresses) else min(2 * pause, _LONGEST_S)

@@ -1,5 +1,5 @@
-"""Keeps values of each rank over time: bounded series for sparklines, rates of counters that may restart, its CPU,
-memory and GPUs, and its progress from comm.progress.
+"""Keeps values of each rank over time: bounded series for sparklines, rates of counters that may restart, values of
+CPU, memory and GPUs, and the progress from comm.progress.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SAMPLES = 10
 
 
 class Series:
-    """The last MOST_VALUES values of each key, ordered by time."""
+    """The last _MOST_VALUES values of each key, ordered by time."""
 
     def __init__(self) -> None:
         self._values: dict[Hashable, deque[float | None]] = {}
@@ -93,10 +93,10 @@ class Lags:
 
 
 CPU_FIELDS = ("cpu_pct", "rss_bytes", "threads", "delay_pct")
-# The series of a rank, by the value that they show.
+# The series of a rank, each named after the value that it records.
 HISTORIES = ("cpu_pct", "rss_bytes", "gpu_pct", "gpu_used_bytes", "power_w", "temperature_c", "steps_per_s")
 _OF_GPU = ("gpu_pct", "gpu_used_bytes", "power_w", "temperature_c")
-# A device without a row for this long, in ns, has no present value.
+# A device is dropped if its newest row is this much older than the newest row of its node, ns.
 _STALE_NS = 15_000_000_000
 
 
@@ -153,8 +153,8 @@ class Devices:
 
 
 def cpu_of(rows: Iterable[Row], memory: Iterable[Row]) -> Mapping[Process, Row]:
-    """Returns CPU_FIELDS by process from the newest rows of cpu.utilization; if memory is NULL there, it is taken from
-    ``memory``.
+    """Returns CPU_FIELDS by process from ``rows``, the newest rows of cpu.utilization. If the memory of a process is
+    NULL in them, it is taken from ``memory``, rows of process.memory.
     """
     found: dict[Process, Row] = {
         process_of(row): {**dict.fromkeys(CPU_FIELDS), "rss_bytes": row["rss_bytes"]} for row in memory

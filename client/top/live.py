@@ -61,7 +61,7 @@ class Live:
         return f"{whom}  {self._error}" if self._error else whom
 
     def press(self, key: str, character: str | None, lines: int) -> str:
-        """Applies a key and returns the request of ``State.press``: quit, pause, open, close or nothing."""
+        """Applies a key. Returns ``quit``, ``pause``, ``open``, ``close`` or an empty text, like ``State.press``."""
         action = self.state.press(key, character, self.view, lines)
         if action == "pause":
             for repeater in (self._fetcher.repeater, self._functions.repeater, self._rank):
@@ -74,8 +74,8 @@ class Live:
         return action
 
     def chosen(self) -> tuple[Row | None, RankFacts | None]:
-        """Returns the row of the rank whose page is open (None if it is gone), and the facts about it that were read so
-        far.
+        """Returns the row of the rank whose page is open (None if the rank is gone), and the facts about the rank that
+        were read so far.
         """
         row = next((row for row in self.view.ranks if key_of(row) == self.state.selected), None)
         facts = self._facts
@@ -88,7 +88,7 @@ class Live:
         if key is None:
             return
         if address is None:
-            self._facts = RankFacts(key, reason="its node has not answered", problem="its node has not answered")
+            self._facts = RankFacts(key, reason="the node has not answered", problem="the node has not answered")
             return
 
         def ask() -> None:
@@ -104,7 +104,7 @@ class Live:
         self._rank = None
 
     def _deliver(self, fetched: Fetched) -> None:
-        # Otherwise the list of outcomes would grow without limit.
+        # Otherwise the list of outcomes would grow without limit, one entry for each refresh.
         self._cluster.outcomes.clear()
         self._addresses |= {rows.node: rows.address for rows in fetched.nodes}
         self._functions.watch(fetched.nodes)

@@ -28,7 +28,7 @@ RankKey = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The content of the screen: ``jobs``, jobs in trouble first, and the nodes that do not answer.
+    """The content of the screen. ``jobs``: jobs in trouble first; ``absent``: the nodes that do not answer.
 
     ``at`` is time.monotonic() of the refresh; ``notes`` are lines of text.
     """
@@ -54,12 +54,12 @@ class Model:
         histories: Sequence[str] = HISTORIES,
     ) -> None:
         """Makes the model. ``window``: seconds over which rates are computed. ``silent``: see
-        ``collectives.ranks.rank_rows``. ``histories``: the series of a rank, of HISTORIES.
+        ``collectives.ranks.rank_rows``. ``histories``: the names of the series to keep, from HISTORIES.
         """
         self._silent = silent
         self._histories = histories
         self._known: dict[str, NodeRows] = {}
-        # When the kept findings of a node were read, by address, time.monotonic().
+        # By address: the time.monotonic() at which the kept findings of a node were read.
         self._findings_at: dict[str, float] = {}
         self._progress = Progress(window)
         self._devices = Devices(histories)
@@ -117,8 +117,8 @@ class Model:
         )
 
     def _findings(self, known: Iterable[NodeRows], at: float) -> Iterator[Row]:
-        """Yields the rows of findings with their present age; it is computed here because findings are asked for
-        seldom.
+        """Yields the rows of findings with their present age. The age is computed here because findings are not asked
+        for in each refresh.
         """
         for node in known:
             passed = round((at - self._findings_at.get(node.address, at)) * 1e9)
@@ -152,7 +152,7 @@ class Model:
             keys.update((key, name) for name in self._histories)
             row["history"] = {name: self._series.of((key, name)) for name in self._histories}
             if len(row["gpus"]) == 1:
-                # The series of a device began before this screen.
+                # The series of the device replaces the series of the rank, because it began before this screen.
                 row["history"] |= row["gpus"][0]["history"]
         self._series.keep(keys)
 

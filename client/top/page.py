@@ -18,11 +18,11 @@ from probing.client.zone import now_text
 
 __all__ = ("Page", "body_lines", "main_page")
 
-# Least number of lines of a screen that shows the pane of the selected rank.
+# The minimum height, in lines, of a screen that shows the pane of the selected rank.
 _LEAST_FOR_PANE = 14
 _MOST_ABSENT = 3
 _STALE_S = 3.0
-# Least width of a screen that shows the order of ranks.
+# The minimum width of a screen that shows the sort order in its title line.
 _WIDE_ENOUGH = 60
 _WORD_STYLES = {
     "STUCK": "alarm",
@@ -52,7 +52,7 @@ class Page:
 
 
 def body_lines(height: int) -> int:
-    """Returns the least number of lines for jobs and ranks, which is the distance that PageDown moves."""
+    """Returns how many lines PageDown moves: the minimum number of lines for jobs and ranks."""
     return max(1, height - 10)
 
 
@@ -159,8 +159,8 @@ def _news_style(line: str) -> str:
 
 
 def _scrolled(items: Sequence[Line | Row], at: int | None, top: int, room: int) -> int:
-    """Returns the index of the first item to show, near ``top``, so that item ``at`` is visible, with its job's lines
-    if they fit.
+    """Returns the index of the first item to show, near ``top``, so that item ``at`` is visible, and the lines of its
+    job if they fit.
     """
     last = max(0, len(items) - room)
     if at is None:

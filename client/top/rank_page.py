@@ -59,8 +59,8 @@ class RankFacts:
 
 
 def ask_rank(cluster: Cluster, address: str, key: RankKey) -> RankFacts:
-    """Returns the facts that the node at ``address`` has about the process ``key``; after a failure they contain the
-    reason.
+    """Returns the facts that the node at ``address`` has about the process ``key``. After a failure, ``reason`` or
+    ``problem`` says why facts are missing.
     """
     _, pid, start_ns = key
     node = cluster.node(address)

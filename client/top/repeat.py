@@ -40,7 +40,7 @@ class Repeater:
             self._changed.notify_all()
 
     def pause(self, paused: bool) -> None:
-        """Pauses the thread: no work is started until it is called with ``paused`` False."""
+        """Pauses the thread, or if ``paused`` is False resumes it. A paused thread starts no work."""
         with self._changed:
             self._paused = paused
             self._changed.notify_all()
@@ -50,7 +50,7 @@ class Repeater:
         self._interval = interval
 
     def hurry(self) -> None:
-        """Does the work now; if it is in progress, does it again directly afterwards."""
+        """Makes the thread do the work now. If the work is in progress, the thread does it once more directly after."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()

@@ -50,22 +50,22 @@ KEYS
                      operation, Python
   Esc                remove the filter
   e                  hide the jobs that have ended; again: show them
-  p, Space           stand still; again: go on
+  p, Space           pause the screen; again: go on
   ? h                this page
 
 JOBS: living jobs come first, and among them jobs in trouble
   STUCK FAILED       the daemon has found an error, or the first rank has failed
   SLOW WARNING       the daemon has found a warning; DIAGNOSIS is its sentence
   WAITS              a rank is in one operation for much longer than usual
-  AWAY PAUSED        a node does not answer; its probes are paused
+  AWAY PAUSED        a node does not answer; the probes of a node are paused
   FAILED ENDED       below the living jobs: ended in the last 10 min
 
 RANKS
   !                  blamed by a finding         .  waits for such a rank
   ?                  its node does not answer    x  has ended
   IN FLIGHT, AGE     the oldest operation that has not ended, and its age
-  LAG                how much later than the median rank it calls
-  CPU                100% is one CPU; run queue: it could run but had no CPU
+  LAG                how much later the rank calls than the median rank
+  CPU                100% is one CPU; run queue: ready to run, but without a CPU
   UTIL GMEM POWER    of all GPUs of the rank: mean, sum, sum; TEMP: the hottest
   Bars show the last seconds. Values that a node does not record are blank.
 """
@@ -116,7 +116,7 @@ def style_of(name: str, *, selected: bool = False) -> Style:
     return Style(reverse=True) if selected else Style.parse(_STYLES[name])
 
 
-# Without answers, the clock and the ages are redrawn after this many seconds.
+# The interval, s, at which the clock and the ages are redrawn even if no answer comes.
 _REDRAW_S = 1.0
 
 
@@ -204,7 +204,7 @@ class TopApp(App[int]):
             self._draw()
 
     def leave_soon(self) -> None:
-        """Ends the screen, even before it has started; may be called by handlers of signals."""
+        """Ends the screen, even before the screen has started. Signal handlers may call this."""
         self._leaving = True
         if self._runs_in is not None:
             self._runs_in.call_soon_threadsafe(self._leave)
@@ -215,7 +215,7 @@ class TopApp(App[int]):
         self.exit(0)
 
     def _wake(self) -> None:
-        # This is called by the threads that fetch; the message waits in a queue.
+        # The fetching threads call this. The message waits in a queue until the loop of the screen takes it.
         if self.is_running:
             self.post_message(Changed())
 

@@ -33,8 +33,8 @@ _MOVES = {"j": 1, "down": 1, "k": -1, "up": -1}
 
 @dataclass(slots=True)
 class State:
-    """The choices of the user. ``page``: main, rank or help. ``top``: the first line of the ranks that is shown;
-    ``scroll``: the first line of another page.
+    """The choices of the user. ``page``: ``main``, ``rank`` or ``help``. ``top``: the number of the first line that the
+    main page shows of its jobs and ranks; ``scroll``: the number of the first line that another page shows.
 
     ``selected`` names a process, so that it stays selected when the order changes; ``position`` is its last position.
     ``chosen``: the user has selected a rank; until then the first rank is selected. ``ended``: jobs that have ended are
@@ -55,7 +55,9 @@ class State:
     paused: bool = False
 
     def press(self, key: str, character: str | None, view: View, lines: int) -> str:
-        """Applies a key and returns quit, pause, open, close or nothing. ``lines``: how many ranks a page shows."""
+        """Applies a key and returns ``quit``, ``pause``, ``open``, ``close`` or an empty text. ``lines``: how far
+        PageDown moves.
+        """
         if self.editing:
             return self._edit(key, character)
         if key in ("q", "ctrl+c", "ctrl+q"):

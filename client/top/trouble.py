@@ -13,7 +13,7 @@ __all__ = ("LEVELS", "Job", "jobs_of")
 
 # The order of jobs by the word for their state, the worst first.
 LEVELS = {"STUCK": 0, "FAILED": 0, "SLOW": 1, "WARNING": 1, "WAITS": 1, "AWAY": 1, "PAUSED": 2, "OK": 3, "ENDED": 4}
-# A wait is shown if it is at least this old, ns, and this many times the usual interval between operations.
+# A wait is shown if its age exceeds both _LONG_NS and _USUAL times the usual interval between operations.
 _LONG_NS = 5e9
 _USUAL = 10
 _NO_COLLECTIVE = "no collective ended lately"
@@ -21,10 +21,10 @@ _NO_COLLECTIVE = "no collective ended lately"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run: its ``word`` from LEVELS, a line about its speed, further lines, and its ranks by number.
+    """A run: its ``word`` from LEVELS, the ``lines`` about the run, and its ``ranks`` in the order of their numbers.
 
-    ``verdicts``: how many of ``lines``, counted from the first, are findings. ``ended``: when its last rank ended, UTC
-    None while a rank lives. ``findings``: the open findings, the worst first.
+    ``verdicts``: the number of ``lines``, from the first on, that are findings. ``ended``: when the last rank ended,
+    UTC; None while a rank lives. ``findings``: the open findings, the worst first.
     """
 
     job: str
@@ -44,9 +44,10 @@ class Job:
 
 
 def jobs_of(frame: Frame) -> tuple[Job, ...]:
-    """Returns the living runs, the worst first, then the ended runs, failed runs and newer runs first.
+    """Returns the living runs, the worst first, and after them the ended runs: failed runs before the other ended runs,
+    and within both from the newest.
 
-    Adds ``blame`` to each rank: culprit, victim, or empty.
+    Adds ``blame`` to each rank: ``culprit``, ``victim``, or empty.
     """
     own: dict[Run, list[Row]] = {}
     for row in frame.ranks:

@@ -1,4 +1,6 @@
-"""Builds an answer as JSON: ``data``, and its contract: how many nodes were asked and answered, when, which failed."""
+"""Builds an answer as JSON: ``data`` and the contract. The contract says how many nodes were asked, how many answered,
+when, and which nodes failed.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Contract", "Lacking", "contract_of", "encoded", "error_body", "status_of")
 
-# The status is that of the first class of which the error is an instance.
+# HTTP statuses by class of error. The first class of which an error is an instance decides.
 _STATUS: tuple[tuple[type[ProbingError], int], ...] = (
     (UsageError, 400),
     (Unauthenticated, 401),
@@ -70,7 +72,7 @@ class Contract(TypedDict):
 
 
 def contract_of(cluster: Cluster, lost_rows: int | None, failures: Iterable[Lacking] = ()) -> Contract:
-    """Returns the contract of all questions that ``cluster`` has asked. A node that failed once counts as failed."""
+    """Returns the contract of all questions that ``cluster`` has asked. One failure makes a node count as failed."""
     reports = [outcome.report() for outcome in cluster.outcomes]
     asked = {address for report in reports for address in report["asked"]}
     failed = {entry["address"]: entry for report in reports for entry in report["failed"]}
@@ -108,7 +110,7 @@ def _finite(value: Any) -> Any:
 
 
 def status_of(error: ProbingError) -> int:
-    """Returns the status of HTTP for ``error``."""
+    """Returns the HTTP status for ``error``."""
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 

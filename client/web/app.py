@@ -42,15 +42,16 @@ __all__ = ("Site", "application")
 
 STATIC = Path(__file__).parent / "static"
 _JSON = "application/json"
-# Addresses that all get the page; its script shows the screen of the address.
+# The addresses of screens. All of them get the same page, whose script shows the screen of the address.
 _SCREENS = ("/", "/jobs", "/job/{rest:path}", "/groups", "/groups/{rest:path}", "/workers", "/sql", "/nodes")
 _NOT_BUILT = (
     "<!doctype html><title>probingd</title><p>The page is not part of this installation: <code>make web</code>."
 )
 _REFUSED_S = 1.0
-# As esbuild names files: page-NVQCTN5P.css.
+# The names that esbuild gives to files, with a hash of the content: page-NVQCTN5P.css.
 _HASHED = re.compile(r"-[0-9A-Z]{8}\.\w+$")
-# The most files that are written at the same time, for all visitors together: a timeline takes some hundred MB.
+# The maximum number of files that are written at the same time, for all visitors together. It bounds the memory,
+# because a timeline takes some hundred MB.
 _MOST_FILES = 4
 
 
@@ -58,8 +59,8 @@ _MOST_FILES = 4
 class Site:
     """The target, nodes and user that the page shows, its host names, and the name of its cookie.
 
-    ``secure``: the page is served by TLS, and its cookie is sent over TLS alone. ``signs``: the server may sign changes
-    and orders of groups with the key of its user.
+    ``secure``: the page is served over TLS, and its cookie is sent only over TLS. ``signs``: the server may sign
+    changes of groups, and commands to groups, with the key of its user.
     """
 
     target: str
@@ -118,7 +119,7 @@ class _Pages:
         return Starlette(routes=routes, exception_handlers=errors, middleware=smaller)
 
     async def _screen(self, request: Request) -> Response:
-        """Returns the page; ``/?key=`` begins a session if the key is right, and redirects to the page without it."""
+        """Returns the page. ``/?key=`` begins a session if the key is right, and redirects to a URL without the key."""
         key = parse_qs(request.url.query).get("key") if request.url.path == "/" else None
         if key:
             cookie = await self._begun(request, key[0])
@@ -220,7 +221,7 @@ class _Files(StaticFiles):
 
 
 async def _object(request: Request) -> Mapping[str, object]:
-    """Returns the body of a POST. Raises UsageError for anything but an object of JSON."""
+    """Returns the body of a POST. Raises UsageError if the body is not a JSON object."""
     try:
         body = await request.json()
     except (ValueError, RecursionError):

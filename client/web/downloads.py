@@ -28,18 +28,19 @@ Files = Callable[[Question], tuple[Write, str, str]]
 """Returns, for a question, the function that writes the file, its media type, and the name for the browser."""
 _PIECE = 64 << 10
 _PIECES = 4
-# How long a file waits for its places, and how long its reader, who holds them, may take from the first piece on, s.
+# Timeouts, s. _WAIT_S: until each limiter has a free slot for the file. _SENT_S: from the first piece until the reader
+# has read the whole file, because the file keeps its slots that long.
 _WAIT_S, _SENT_S = 60.0, 900.0
 _ROWS = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
 
 class FileAnswer:
-    """The file that ``write`` writes, in a thread, while it has a place of each of ``places``; ``name``: the file name
-    for the browser, or empty.
+    """An answer with the file that ``write`` writes in a thread. The answer holds one slot of each limiter in
+    ``places``. ``name``: the file name for the browser, or empty.
 
-    An error before the first piece is answered like other errors, also Overloaded if there is no place in time. A later
-    error, or a reader that takes too long, breaks the answer off, so that a part of the file is not mistaken for the
-    whole file.
+    An error before the first piece is answered like other errors, including Overloaded if no slot becomes free in time.
+    A later error, or a reader that takes too long, aborts the answer, so that a part of the file is not mistaken for
+    the whole file.
     """
 
     def __init__(self, write: Write, kind: str, name: str, places: Sequence[CapacityLimiter]) -> None:
@@ -58,7 +59,7 @@ class FileAnswer:
             async with pieces_in, AsyncExitStack() as held:
                 try:
                     await self._enter(held)
-                    # The places bound the number of these threads.
+                    # The limiters in ``places`` already limit the number of these threads.
                     await to_thread.run_sync(self._run, pieces_in, limiter=CapacityLimiter(1))
                 except anyio.BrokenResourceError:
                     # The browser has closed the connection.
@@ -85,7 +86,7 @@ class FileAnswer:
             except anyio.ClosedResourceError:
                 return
             finally:
-                # The nodes are asked nothing more.
+                # This stops the thread from asking the nodes for more rows.
                 self._waits.end()
                 pieces.close()
                 group.cancel_scope.cancel()
@@ -96,7 +97,7 @@ class FileAnswer:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _enter(self, held: AsyncExitStack) -> None:
-        """Takes the places until ``held`` is closed. Raises Overloaded if that takes too long."""
+        """Takes a slot of each limiter until ``held`` is closed. Raises Overloaded if no slot becomes free in time."""
         try:
             with anyio.fail_after(_WAIT_S):
                 for places in self._places:
@@ -142,7 +143,9 @@ class _Sink(io.RawIOBase):
 
 
 def rows(question: Question) -> tuple[Write, str, str]:
-    """Returns the function that writes the rows of ``sql`` as ``format`` (csv or parquet), media type and file name."""
+    """Returns the function that writes the rows of ``sql``, the media type and the file name. ``sql`` and ``format``
+    (``csv`` or ``parquet``) are parameters of ``question``.
+    """
     kind = question.parameters.text("format")
     if kind not in _ROWS:
         raise UsageError(f"the format {kind} is not offered", hint=f"use one of {', '.join(_ROWS)}")
@@ -159,7 +162,7 @@ def rows(question: Question) -> tuple[Write, str, str]:
 
 
 def columns(question: Question) -> tuple[Write, str, str]:
-    """Returns the function that writes the timeline of a job for the page, the media type, and no file name."""
+    """Returns the function that writes the timeline of a job for the page, the media type, and an empty file name."""
     from probing.client.timeline.columns import MIME, write_columns
     from probing.client.timeline.reading import timeline
 
@@ -167,8 +170,8 @@ def columns(question: Question) -> tuple[Write, str, str]:
 
 
 def trace(question: Question) -> tuple[Write, str, str]:
-    """Returns the function that writes the timeline of a job as ``format`` (pftrace, json or html), the media type and
-    the file name.
+    """Returns the function that writes the timeline of a job, the media type and the file name. The parameter
+    ``format`` is ``pftrace``, ``json`` or ``html``.
     """
     from probing.client.timeline.chrome import write_chrome
     from probing.client.timeline.html import write_html

@@ -1,7 +1,8 @@
-"""Waits at nodes for findings of the jobs that are seen, so that the page need not ask for them every second.
+"""Waits for nodes to store findings of the jobs that visitors look at, so that the page need not ask every second.
 
-A node stores the findings of its jobs, also of those that another node leads. The live node with the lowest name leads
-the diagnosis of a job, so a few nodes with the lowest names are enough, however many the job has.
+A node stores the findings of its jobs even if another node leads the diagnosis. The live node with the lowest name
+leads the diagnosis of a job, so it is enough to wait at the few nodes with the lowest names, however many nodes the job
+has.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ __all__ = ("FindingWatch",)
 _MOST_JOBS, _NODES = 8, 3
 # A node answers after this time at the latest, s.
 _WAIT_S = 25.0
-# The pause after an error, s. An older node does not know the call.
+# The pause after an error, s. A node of an older version always gives an error, because it does not know the call.
 _AGAIN_S = 10.0
-# The least time between two calls of ``stored``, s.
+# The minimum time between two calls of ``stored``, s.
 _APART_S = 1.0
 _Place = tuple[str, str]
 
 
 class FindingWatch:
-    """Calls ``stored`` when a node has stored a row about a job of ``watch``: in the loop of nodes, at most once in a
-    second. It may not wait. Nodes of other versions, and nodes that do not answer, call nothing. For any thread."""
+    """Calls ``stored`` when a node has stored a finding of a job that is watched, at most once a second.
+
+    ``stored`` is called in the event loop that asks the nodes, so it must not block. Nodes that do not know the call,
+    and nodes that do not answer, cause no calls of ``stored``. Thread-safe.
+    """
 
     def __init__(self, cluster: Cluster, stored: Callable[[], None]) -> None:
         self._cluster = cluster
@@ -47,7 +51,7 @@ class FindingWatch:
         self._telling: Work[None] | None = None
 
     def watch(self, jobs: Collection[str]) -> None:
-        """Sets the jobs; only the first ones are watched."""
+        """Sets the jobs to watch; only the first _MOST_JOBS by name are watched."""
         with self._lock:
             self._jobs = tuple(sorted(jobs)[:_MOST_JOBS])
             self._set()
@@ -84,7 +88,7 @@ class FindingWatch:
             try:
                 stored = await self._cluster.node(address).await_finding(job, number, _WAIT_S)
             except ProbingError:
-                # A node that is started again counts from 0.
+                # A daemon that was restarted counts from 0.
                 number = 0
                 await asyncio.sleep(_AGAIN_S)
                 continue

@@ -15,7 +15,8 @@ from probing.client.web.panels import Question
 
 __all__ = ("Tree", "difference", "profile")
 
-# Small frames count only in their callers: frames below this share of the time, and all but the largest _MOST_NODES.
+# Small frames are counted only in their callers. A frame is small if its share of the time is below _LEAST_SHARE, or if
+# _MOST_NODES frames are larger.
 _LEAST_SHARE = 1 / 5_000
 _MOST_NODES = 20_000
 _MOST_DEPTH = 200
@@ -32,7 +33,8 @@ class _Node:
 
 class Tree(TypedDict, total=False):
     """A frame with its callees. ``value``: its time, ns; ``base``: its time in the second profile, if there are two.
-    ``ranks``: the ranks that have the frame, if they are asked for. ``seen``: the samples of each profile; of the root.
+    ``ranks``: the ranks that have the frame, if they are asked for. ``seen``: the number of samples of each profile;
+    only the root has it.
     """
 
     name: str
@@ -44,17 +46,18 @@ class Tree(TypedDict, total=False):
 
 
 def profile(question: Question) -> Tree:
-    """Returns the tree of stored samples, with ``ranks`` if by=rank.
+    """Returns the tree of stored samples, with ``ranks`` if the parameter ``by`` is ``rank``.
 
-    With ``wall`` the time on and off the CPU of the threads that train, else the time on the CPU.
+    With ``wall`` the tree has the time on and off the CPU of the threads that train, else the time on the CPU.
     """
     (found,) = read_profiles(question.cluster, [_selection(question)])
     return _tree([found], by_rank=question.parameters.text("by", "") == "rank")
 
 
 def difference(question: Question) -> Tree:
-    """Returns one tree of two selections ``a`` and ``b``, such as rank:R, pid:P, job:J or before:10m, of one interval:
-    ``value`` is the time in ``a``, ``base`` the time in ``b``, both ns. Without ``a``, the whole job is compared."""
+    """Returns one tree of two selections. The parameters ``a`` and ``b`` are texts such as ``rank:R``, ``pid:P``,
+    ``job:J`` or ``before:10m``. ``value`` is the time in ``a``, ``base`` the time in ``b``, both ns. Without ``a``, the
+    whole selection is compared with ``b``."""
     whole = _selection(question)
     one = question.parameters.text("a", "")
     selected = base_of(whole, one) if one else whole

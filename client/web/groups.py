@@ -1,7 +1,7 @@
-"""Groups of workers on the page: what they do, logs of ranks, and the owner's changes and orders.
+"""Groups of workers on the page: what they do, logs of ranks, and the changes and commands of their owner.
 
-The server of the caller's own page signs with the key of its user. The page of a team, or one under sudo, has no key of
-its visitors, so it shows groups and refuses to change them.
+The server of the caller's own page signs with the key of the caller. The page of a team, or a page under sudo, has no
+key of its visitors, so it shows groups and refuses to change them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ("ACTIONS", "PANELS", "refusing")
 
 _LOG_BYTES = 64 << 10
-# The most digits of a position in a log.
+# The maximum number of digits of a position in a log.
 _DIGITS = 15
 _COMMANDS = {
     "preview": "create {} --dry-run ...",
@@ -70,8 +70,8 @@ def _workers(question: Question) -> list[Row]:
 
 
 def _log(question: Question) -> Row:
-    """Returns ``text``, a part of the log of a rank on ``node`` from ``from`` on, and its ``end``; without ``from`` its
-    last 64 KiB."""
+    """Returns ``text``, the part of a rank's log on ``node`` from the position ``from`` on, and ``end``, the position
+    where the text ends. Without ``from`` the text is the last 64 KiB of the log."""
     parameters = question.parameters
     rank, start = parameters.number("rank") or 0, parameters.number("from", _DIGITS)
     # A page asks every second, so only the rank's node is asked.
@@ -79,7 +79,7 @@ def _log(question: Question) -> Row:
     data, position = node.group_log(parameters.text("name"), rank, -_LOG_BYTES if start is None else start)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data)
-    # The rest of a character that is cut at the end comes with the next part.
+    # The next part begins with the character that is cut at the end.
     return {"text": text, "end": position - len(decoder.getstate()[0])}
 
 
@@ -99,12 +99,12 @@ def _put(question: Question) -> Row:
 
 
 def _spec(question: Question, cluster: Cluster, groups: GroupsSeen) -> Spec:
-    """Returns the specification of a new group, or with ``version`` the next one of that version of a group."""
+    """Returns the specification of a new group, or with ``version`` the specification that follows that version."""
     name, version = question.parameters.text("name"), question.parameters.number("version")
     fields = _fields(question)
     if version is None:
         return first_spec(cluster, groups, name, fields)
-    # The form has all variables, and an empty field stands for the default.
+    # The form sends all variables, and an empty field stands for the default, so old values are not kept.
     old = replace(next_spec(cluster, groups, name), version=version + 1, world_size=None, env={}, cwd="")
     return with_fields(replace(old, min_nodes=0, save=()), fields, groups)
 
@@ -159,7 +159,9 @@ def _shown(spec: Spec) -> Row:
 
 def _begun(action: Action) -> Panel:
     def answer(question: Question) -> Row:
-        """Returns ``said``, what began; or with ``said`` None the ``failures``, checks that prevent the start."""
+        """Returns ``said``, a text about what began, and ``failures``, the failed checks. If these prevent the start,
+        ``said`` is None.
+        """
         cluster, parameters = _all(question), question.parameters
         groups = seen(cluster)
         group = named(groups, parameters.text("name"))
@@ -188,7 +190,7 @@ def _refusal(command: str) -> Panel:
     def answer(question: Question) -> Row:
         name = escape(question.parameters.text("name", "NAME"), 64)
         raise PrivilegeError(
-            "this page cannot sign as you: changes and orders of a group are signed with the key of its owner",
+            "this page cannot sign as you: changes of a group, and commands to it, need the key of its owner",
             hint=f"run `probingctl group {command.format(shlex.quote(name))}` as the owner",
         )
 
@@ -210,5 +212,7 @@ ACTIONS: Panels = {
 
 
 def refusing() -> Panels:
-    """Returns the same addresses on a page that cannot sign: each answer names the command to run instead."""
+    """Returns the panels of ACTIONS for a page that cannot sign: each panel refuses, and names the command to run
+    instead.
+    """
     return {f"group/{action}": _refusal(command) for action, command in _COMMANDS.items()}

@@ -1,8 +1,8 @@
 """Checks requests before the page gets them: sender, site, size and rate; and adds headers to all answers.
 
-A browser sends requests for any page that it shows. Requests of another site's page are refused by their Origin,
-requests for a name that an attacker points to this machine (DNS rebinding) by their Host, and every POST is refused
-without a header that only our own page may add.
+A browser sends requests for any page that it shows. Cross-site requests are refused by their headers Sec-Fetch-Site and
+Origin. Requests for a name that an attacker points to this machine (DNS rebinding) are refused by their Host header. A
+POST is refused without the header X-Probing, which only our own page can add.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PAGE = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-# With Cross-Origin-Opener-Policy the page could not send a trace to a window of ui.perfetto.dev.
+# Cross-Origin-Opener-Policy is left out: with it the page could not send a trace to a window of ui.perfetto.dev.
 _ALWAYS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -42,7 +42,10 @@ _ALWAYS = {
 
 
 class Rate:
-    """Admits ``burst`` events of each key at once, and ``a_second`` in the long run; keeps the last 4,096 keys."""
+    """A token bucket for each key: admits bursts of ``burst`` events, and ``a_second`` events a second in the long run.
+
+    Keeps the 4,096 keys that were used last.
+    """
 
     _MOST = 4096
 
@@ -64,7 +67,9 @@ class Rate:
 
 
 class Guard:
-    """Passes sound requests on to ``app``. Their Host must fit ``names``, patterns in lower case without port."""
+    """Passes valid requests on to ``app``. The Host header, without its port, must match one of ``names``, patterns in
+    lower case.
+    """
 
     def __init__(self, app: App, names: Collection[str], *, burst: float = 200, a_second: float = 50) -> None:
         self._app = app
@@ -98,18 +103,18 @@ class Guard:
         peer: Peer = scope.get("state", {}).get("peer", Peer(""))
         if peer.stranger:
             hint = "start `probingctl web` yourself: the page shows what its caller may see"
-            raise _Refused(403, PrivilegeError("this page is another user's", hint=hint))
+            raise _Refused(403, PrivilegeError("this page belongs to another user", hint=hint))
         if scope["method"] not in ("GET", "HEAD", "POST"):
             raise _Refused(405, UsageError("the method is not GET, HEAD or POST", hint=_LIST))
         if not self._rate.take(peer.name):
             raise _Refused(429, Overloaded("too many requests a second"))
         # Only browsers send this header, and pages cannot forge it. A page of another port of this host is "same-site".
         if api and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise _Refused(403, PrivilegeError("the request is of another site's page", hint=_OWN))
+            raise _Refused(403, PrivilegeError("the request comes from another site's page", hint=_OWN))
         if scope["method"] != "POST":
             return None
         if "origin" in headers and headers["origin"].lower() != f"{scope['scheme']}://{host.lower()}":
-            raise _Refused(403, PrivilegeError("the request is of another site's page", hint=_OWN))
+            raise _Refused(403, PrivilegeError("the request comes from another site's page", hint=_OWN))
         if headers.get("x-probing") != "1":
             raise _Refused(403, PrivilegeError("the header X-Probing is missing", hint="send X-Probing: 1 with a POST"))
         length = headers.get("content-length", "0")
@@ -123,7 +128,7 @@ class Guard:
             ) from None
 
 
-_LIST = "docs/web.md lists the addresses and their bounds"
+_LIST = "docs/web.md lists the addresses and their limits"
 _OWN = "open the page of this server itself"
 
 
@@ -162,7 +167,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def host_of(host: str) -> str:
-    """Returns the name of a header Host in lower case, without port."""
+    """Returns the host name of a Host header, in lower case and without the port."""
     name, bracket, _ = host.rpartition("]")
     return (f"{name}]" if bracket else host.partition(":")[0]).lower()
 
@@ -179,7 +184,7 @@ async def _answer(send: Send, status: int, error: ProbingError) -> None:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        # The rest of the request is not read.
+        # The rest of the request is not read, so the connection cannot be used again.
         (b"connection", b"close"),
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 __all__ = ("diagnose", "finding_file", "history", "steps", "waits")
 
 _HISTORY = "7d"
-# The limit for answers, s; nodes that do not answer are named in the diagnosis.
+# The timeout of answers, s; the diagnosis names the nodes that do not answer.
 _PATIENCE_S = 10.0
 _LIVE = """
 SELECT node, job, run, rank, world_size, pid FROM process.processes
 WHERE role = 'trainer' AND state <> 'exited' AND {where} ORDER BY rank, node, pid
 """
 _MOST_EDGES = 20_000
-# Steps of each rank, and of all ranks together.
+# The maximum number of steps of each rank, and of steps of all ranks together.
 _MOST_STEPS, _MOST_CELLS = 2_000, 500_000
 _EXTENT = """
 SELECT run, max(step) AS last, count(DISTINCT rank) AS ranks, max(ts) AS at FROM train.steps

@@ -1,4 +1,4 @@
-"""The live view of one visitor: a Fetcher and a Model for all of that visitor's streams, while any is open."""
+"""The live view of one visitor: a Fetcher and a Model, which serve all of the visitor's streams while one is open."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ("Live",)
 
-# A refresh costs a node some 80 ms of CPU: bench/page.py.
+# The interval between refreshes, s. It is long because a refresh costs a node some 80 ms of CPU (bench/page.py).
 _EVERY_S = 5.0
-# The rows of a thousand nodes take seconds of this process, in which it answers nothing else.
+# The interval between refreshes is at least one second for each _NODES_A_SECOND nodes: this process needs seconds for
+# the rows of a thousand nodes, and answers nothing else meanwhile.
 _NODES_A_SECOND = 100
 _STACKS_EVERY_S = 10.0
 _WINDOW_S = 10.0
@@ -36,10 +37,10 @@ _WINDOW_S = 10.0
 _HISTORIES = ("steps_per_s",)
 _PATIENCE_S = 5.0
 _LOOK_EVERY_S = 30.0
-# How long the threads go on without a stream, s: a page that is loaded again opens a new stream.
+# How long the threads go on without a stream, s, because a page that is loaded again opens a new stream.
 _LINGER_S = 5.0
 _MOST_KEPT = 32
-# A stream without events gets a comment after this time, s; if it cannot be sent, the reader is gone.
+# A stream without events gets a comment after this time, s. If the comment cannot be sent, the reader is gone.
 _SIGN_S = 15.0
 _SIGN = b": still here\n\n"
 
@@ -162,7 +163,7 @@ class _Threads:
         self._functions.repeater.start()
 
     def read_ranks(self, jobs: Collection[str]) -> None:
-        """Reads the Python frames of ranks, and watches for findings of ``jobs``, while there are any."""
+        """Reads the Python frames of ranks, and watches for findings of ``jobs``, while ``jobs`` is not empty."""
         self._functions.repeater.pause(not jobs)
         self._findings.watch(jobs)
 
@@ -173,7 +174,7 @@ class _Threads:
         self._findings.stop()
 
     def _fetched(self, fetched: Fetched) -> None:
-        # The list of outcomes would grow without end.
+        # Otherwise the list of outcomes would grow without limit.
         self._cluster.outcomes.clear()
         self._functions.watch(fetched.nodes)
         self._look_for_nodes()

@@ -49,7 +49,7 @@ RANK_COLUMNS = (
 _FINDING = ("finding_id", "verdict", "severity", "sentence", "opened")
 _MOST_JOBS = 1000
 _MOST_NODES = 10_000
-# The most ranks from whose series the series of a job is made, and the most values of that series.
+# The maximum number of ranks whose series are combined to the series of a job, and the maximum length of that series.
 _MOST_SERIES = 64
 _LONGEST = 60
 

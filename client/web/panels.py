@@ -34,9 +34,9 @@ class Question:
     lacking: list[Lacking] = field(default_factory=list)
 
     def job(self) -> str:
-        """Returns the job that the parameter ``job`` names, as --job does. Raises UsageError, NotFound."""
+        """Returns the job that the parameter ``job`` names, in the same way as --job. Raises UsageError, NotFound."""
         text = self.parameters.text("job")
-        # To ask a thousand nodes for the name takes as long as the answer itself.
+        # Names of the live view need no query: asking a thousand nodes takes as long as the answer itself.
         return text if text in self.jobs else job_named(self.cluster, text)
 
     def job_or_all(self) -> str | None:
@@ -44,11 +44,14 @@ class Question:
         return self.job() if self.parameters.text("job", "") else None
 
     def of_node(self, node: str) -> Cluster:
-        """Returns the cluster of ``node`` alone, a name that the target knows; its outcomes count for this question."""
+        """Returns the cluster of only ``node``, a name that the target knows; empty: the cluster of this question.
+
+        The outcomes of the returned cluster count for this question.
+        """
         return self._sharing(self.cluster.afresh(node=node)) if node else self.cluster
 
     def of_all_nodes(self, every: bool) -> Cluster:
-        """Returns the cluster of all nodes, or of the target alone; its outcomes count for this question."""
+        """Returns the cluster of all nodes, or of only the target. Its outcomes count for this question."""
         return self._sharing(self.cluster.afresh(all_nodes=every)) if every != self.cluster.many else self.cluster
 
     def _sharing(self, other: Cluster) -> Cluster:

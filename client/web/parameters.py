@@ -39,7 +39,7 @@ class Parameters:
         if len(found) > most:
             raise UsageError(f"the parameter {name} has more than {most} characters", hint=_LIST)
         if _SURROGATE.search(found):
-            raise UsageError(f"the parameter {name} is no text: it has half a character", hint=_LIST)
+            raise UsageError(f"the parameter {name} is not valid Unicode: it has half a surrogate pair", hint=_LIST)
         return found
 
     def flag(self, name: str, *, default: bool = False) -> bool:
@@ -49,23 +49,26 @@ class Parameters:
         return text == "1"
 
     def number(self, name: str, digits: int = 9) -> int | None:
-        """Returns a whole number, 0 or more, of at most so many digits; None if the parameter is missing."""
+        """Returns a whole number, 0 or more, of at most ``digits`` digits; None if the parameter is missing."""
         text = self.text(name, "")
         if not text:
             return None
         if not (text.isascii() and text.isdigit() and len(text) <= digits):
-            raise UsageError(f"the parameter {name} is no number", hint="for example 7")
+            raise UsageError(f"the parameter {name} is not a number", hint="for example 7")
         return int(text)
 
     def pid(self) -> int:
         return process_id(self.text("pid"))
 
     def interval(self, since: str) -> Interval:
-        """Returns the interval of ``from`` and ``to``, else of ``since`` and ``until``; ``since`` is the default."""
+        """Returns the interval from ``bounds``."""
         return interval(*self.bounds(since))
 
     def bounds(self, since: str) -> tuple[str, str | None]:
-        """Returns ``from`` and ``to``, else ``since`` and ``until``, as texts; ``since`` is the default."""
+        """Returns the begin and the end as texts: the parameters ``from`` and ``to``, else ``since`` and ``until``.
+
+        The argument ``since`` is the default of the begin. The end is None if both of its parameters are missing.
+        """
         begin, end = self.text("from", self.text("since", since)), self.text("to", self.text("until", ""))
         return begin, end or None
 

@@ -1,8 +1,8 @@
 """Finds the user at the other end of a connection, and whether that user may ask.
 
-A browser sends a cookie to every port of a host. So a server of another user at another loopback port gets our cookie
-from the caller's browser, and could use it here. Therefore a connection must also come from a process of the caller,
-for which the kernel is asked.
+A browser sends a cookie to every port of a host, so a server of another user on another loopback port gets our cookie
+from the caller's browser, and could use the cookie here. Therefore a connection must also come from a process of the
+caller. The kernel says which user a connection belongs to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from probing.api.tcp_peer import CLOSED, peer_user
 
 __all__ = ("Peer", "anybody", "callers_alone")
 
-# Of the kernel's include/net/tcp_states.h.
+# TCP_ESTABLISHED of the kernel's include/net/tcp_states.h.
 _ESTABLISHED = 1
 
 
@@ -28,16 +28,17 @@ class Peer(NamedTuple):
 
 
 def anybody(connection: socket.socket) -> Peer | None:
-    """Returns the peer by its user, on this machine, or by its address; None for a connection that has ended."""
+    """Returns the peer, named by its user if it is on this machine, else by its address; None: the connection ended."""
     return _peer(connection, peer_user(connection))
 
 
 def callers_alone(connection: socket.socket) -> Peer | None:
-    """Returns the same as ``anybody``; processes of other users are strangers, except processes of root and, if the
-    caller is root, of the user who called sudo.
+    """Returns the peer as ``anybody`` does. Processes of users other than the caller are strangers, except processes of
+    root and, if the caller is root, of the user who called sudo.
 
     A tunnel of ssh belongs to its user. The user of a process in another network namespace is unknown: the process is
-    no stranger, and needs the key. A process that has closed its end may have been anybody's, and is a stranger.
+    not a stranger, but needs the key. The user of a process that has closed its end is also unknown: the process is a
+    stranger.
     """
     user = peer_user(connection)
     peer = _peer(connection, user)
@@ -55,7 +56,7 @@ def _peer(connection: socket.socket, user: int | None) -> Peer | None:
 
 
 def _is_established(connection: socket.socket) -> bool:
-    # A socket that was closed is forgotten within seconds; ours knows of its end.
+    # The kernel forgets the closed socket of the peer within seconds, but our socket shows that the peer has closed.
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
 
 

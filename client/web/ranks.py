@@ -53,7 +53,7 @@ _UNITS = {"pct": "%", "bytes": "bytes", "w": "W", "c": "°C", "gbps": "Gb/s"}
 
 
 def rank(question: Question) -> dict[str, object]:
-    """Returns ``process`` (null if it is gone), ``ops`` and ``in_flight``, open ``findings`` that name the rank,
+    """Returns ``process`` (null if it is not known), ``ops`` and ``in_flight``, open ``findings`` that name the rank,
     ``logs``, and ``series`` by name: ``t`` (UTC, s), ``v`` and ``unit``. Raises NotFound if there are no rows."""
     parameters, node, pid = question.parameters, question.parameters.text("node"), question.parameters.pid()
     cluster = question.of_node(node)
@@ -79,7 +79,7 @@ def rank(question: Question) -> dict[str, object]:
 
 
 def _rows(cluster: Cluster, statements: Mapping[str, str], names: Mapping[str, object]) -> dict[str, list[Row]]:
-    """Returns the rows of each statement, which each node answers alone."""
+    """Returns the rows of each statement. Each node answers a statement from its own rows."""
     asked = {name: sql.format(**names) for name, sql in statements.items()}
     tables = cluster.query_all(asked, each=asked)
     return {name: rows_of(tables[name]) for name in asked}

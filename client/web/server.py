@@ -21,7 +21,7 @@ from probing.client.web.peers import Peer
 
 __all__ = ("WebServer",)
 
-# The most connections, in all and of one peer; a browser opens six to a server.
+# The maximum number of connections, in total and from one peer. A browser opens six connections to a server.
 _MOST, _MOST_OF_ONE = 512, 64
 _HANDSHAKE_S = 5.0
 # Timeouts, s: for the headers of a request, and for a reader that has stopped reading an answer.
@@ -30,7 +30,7 @@ _UNREAD_S = 20.0
 _IDLE_S = 30
 _MOST_HEADERS = 32 << 10
 _BACKLOG = 128
-# The pause after an accept that failed, for example for lack of descriptors, s.
+# The pause, s, after a failed accept, for example when no file descriptor is free.
 _PAUSE_S = 0.1
 
 
@@ -83,7 +83,7 @@ class _Doorkeeper:
         self._here: Counter[str] = Counter()
 
     def enter(self, near: socket.socket) -> Peer | None:
-        """Counts a connection until ``leave``, and returns its peer; None if it is refused or there are too many."""
+        """Counts a connection until ``leave``, and returns its peer; None if the connection is refused."""
         peer = self._peer_of(near)
         if peer is None or self._here.total() >= _MOST or self._here[peer.name] >= _MOST_OF_ONE:
             return None
@@ -104,7 +104,7 @@ class _Server(Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ends the server at a signal, and does not raise it again, because that would be a second Ctrl-C."""
+        """Ends the server at a signal. Does not raise the signal again, because that would act as a second Ctrl-C."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -175,7 +175,7 @@ class _Accepting:
 
 
 class _Connection(H11Protocol):
-    """A connection that is aborted if a request does not come, or if its answer is not read."""
+    """A connection that is aborted if a request does not come in time, or if the answer is not read in time."""
 
     begun = False
 

@@ -36,7 +36,7 @@ FROM probing.column_docs GROUP BY table_schema, table_name, column_name ORDER BY
 
 
 def cluster_of(question: Question) -> tuple[Cluster, str]:
-    """Returns the cluster that ``all_nodes`` asks for, and ``sql``."""
+    """Returns the cluster that the parameter ``all_nodes`` chooses, and the parameter ``sql``."""
     parameters = question.parameters
     cluster = question.of_all_nodes(parameters.flag("all_nodes", default=question.cluster.many))
     return cluster, parameters.text("sql", most=_MOST_CHARACTERS)

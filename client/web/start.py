@@ -40,7 +40,7 @@ _FILE_S = 60.0
 
 
 def serve_caller(settings: Settings, panels: Panels, posted: Panels, port: int | None, *, browser: bool) -> None:
-    """Serves the caller until Ctrl-C: a visitor needs the printed key, and connections must be of the caller's user."""
+    """Serves the caller until Ctrl-C. A visitor needs the printed key; ``callers_alone`` decides who may connect."""
     sock = _bound_to_loopback(port)
     number = sock.getsockname()[1]
     key = secrets.token_urlsafe(24)
@@ -86,8 +86,8 @@ def serve_team(
 
 
 def signs_for_caller() -> bool:
-    """Returns whether the page of the caller may sign with the key of its user: not under sudo, where another user than
-    the server's may connect.
+    """Returns whether the page that ``serve_caller`` serves may sign requests with the key of the user who runs the
+    server. It may not under sudo, because then another user may connect.
     """
     return "SUDO_UID" not in os.environ
 
@@ -121,8 +121,8 @@ def _say(address: str, port: int) -> None:
 
 
 def _has_display() -> bool:
-    """Returns whether a browser can be opened for the caller: not on a display that ssh forwards, nor with root's
-    rights by sudo.
+    """Returns whether a browser can be opened for the caller. Over ssh it cannot, because ssh may forward the display;
+    nor under sudo, where the browser would have root's rights.
     """
     elsewhere = "SSH_CONNECTION" in os.environ or "SUDO_UID" in os.environ
     return not elsewhere and any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
@@ -153,7 +153,7 @@ def _nothing() -> Iterator[None]:
 
 
 def _bound_to_loopback(port: int | None) -> socket.socket:
-    """Returns a socket at 127.0.0.1 and ``port``; None: the usual port, or a free port if that is in use."""
+    """Returns a socket at 127.0.0.1 and ``port``; None: the usual port, or a free port if the usual port is in use."""
     try:
         return _listening("127.0.0.1", _PORT if port is None else port)
     except UsageError:
@@ -181,7 +181,7 @@ def _listening(host: str, port: int) -> socket.socket:
 def _host_and_port(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise UsageError(f"--listen {listen} is no address", hint="for example 0.0.0.0:7443")
+        raise UsageError(f"--listen {listen} is not an address", hint="for example 0.0.0.0:7443")
     return host.strip("[]"), int(port)
 
 
@@ -217,7 +217,7 @@ def _tls(cert: Path, key: Path) -> ssl.SSLContext:
 
 
 def _names(cert: Path) -> list[str]:
-    """Returns the names by which browsers accept the certificate, as patterns of a header Host."""
+    """Returns the names by which browsers accept the certificate, as patterns for the Host header."""
     own = x509.load_pem_x509_certificates(cert.read_bytes())[0]
     try:
         names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

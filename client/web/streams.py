@@ -15,7 +15,7 @@ __all__ = ("EventStream", "Placed", "left")
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    # Keeps proxies from collecting events before they pass them on.
+    # Keeps proxies from buffering events.
     (b"x-accel-buffering", b"no"),
 ]
 

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 __all__ = ("Door", "KeyDoor", "Sessions", "TokenDoor", "Visitor")
 
 T = TypeVar("T")
-# The most questions in flight, of one visitor and of all; how long a question waits for its turn, s.
+# The maximum number of questions in flight: _AT_ONCE of one visitor, _THREADS of all visitors. _WAIT_S: how long a
+# question waits for the other questions of its visitor, s.
 _AT_ONCE = 4
-# Over more nodes fewer: this process then computes most of the time, and questions at once only slow each other down.
+# With more than _MANY_NODES nodes a visitor has fewer questions in flight, because this process then computes most of
+# the time, and parallel questions only slow each other down.
 _FEW_AT_ONCE, _MANY_NODES = 2, 100
 _THREADS = 24
 _WAIT_S = 60.0
@@ -62,7 +64,7 @@ class Visitor:
         return Question(self._cluster.afresh(), parameters, self.live.jobs)
 
     async def work(self, work: Callable[[], T], left: Coroutine[Any, Any, None]) -> T:
-        """Runs ``work`` in a thread; once ``left`` ends, nodes are asked nothing more for it. Raises Overloaded if the
+        """Runs ``work`` in a thread. Once ``left`` ends, ``work`` asks the nodes nothing more. Raises Overloaded if the
         visitor's other questions take too long."""
         leaving = asyncio.ensure_future(left)
         try:
@@ -93,18 +95,18 @@ class Visitor:
             places.release()
 
     def enter_stream(self) -> None:
-        """Counts a stream until ``leave_stream``. Raises Overloaded if the visitor has too many."""
+        """Counts a stream until ``leave_stream``. Raises Overloaded if the visitor has too many streams."""
         if self._streams >= _MOST_STREAMS:
-            raise Overloaded(f"{_MOST_STREAMS} live views of yours are open", hint="close a tab")
+            raise Overloaded(f"you have {_MOST_STREAMS} live views and downloads open", hint="close a tab")
         self._streams += 1
 
     def leave_stream(self) -> None:
         self._streams -= 1
 
     def lost_rows(self) -> int | None:
-        """Returns how many rows the nodes lost in 10 min, by a query at most half a minute old; None: unknown.
+        """Returns how many rows the nodes lost in 10 min, from an answer that is at most 30 s old; None: unknown.
 
-        For any thread.
+        Thread-safe.
         """
         with self._losing:
             if time.monotonic() - self._lost_at < _LOST_EVERY_S:
@@ -125,7 +127,7 @@ class Visitor:
 
 
 class KeyDoor:
-    """Admits visitors who show ``key``, as the caller of ``probingctl web``."""
+    """Admits everyone who shows ``key``. All of them are one visitor, the caller of ``probingctl web``."""
 
     login = "key"
 
@@ -144,7 +146,7 @@ class KeyDoor:
         del visitor
 
 
-# The lengths of tokens by docs/security.md; a node is not asked about other tokens.
+# The minimum and maximum length of a token (docs/security.md). Other tokens are refused without asking a node.
 _SHORTEST, _LONGEST = 16, 4096
 _CHECK_S = 5.0
 _MOST_VISITORS = 64
@@ -162,12 +164,12 @@ class TokenDoor:
         self._checks = asyncio.Semaphore(4)
 
     async def admit(self, secret: str) -> Visitor:
-        """Returns the visitor with the token ``secret``. Raises Unauthenticated if the target does not accept it, the
-        target's error if it does not answer, and Overloaded if there are too many visitors."""
+        """Returns the visitor with the token ``secret``. Raises Unauthenticated if the target refuses the token, the
+        target's error if the target does not answer, and Overloaded if there are too many visitors."""
         if not (
             _SHORTEST <= len(secret) <= _LONGEST and secret.isascii() and secret.isprintable() and " " not in secret
         ):
-            raise Unauthenticated("this is no token", hint="a token has 16 to 4,096 visible characters")
+            raise Unauthenticated("this is not a token", hint="a token has 16 to 4,096 visible characters")
         cluster = self._make(secret)
         try:
             async with self._checks:
@@ -205,7 +207,7 @@ Door = KeyDoor | TokenDoor
 
 
 class Sessions:
-    """The sessions of visitors by the value of their cookie; a session ends after twelve hours without use."""
+    """The sessions of visitors, by cookie value; a session ends after twelve hours without use."""
 
     def __init__(self, door: Door) -> None:
         self.door = door

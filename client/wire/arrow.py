@@ -1,7 +1,7 @@
 """Decodes the Arrow stream of an answer, piece by piece. The node is not trusted.
 
-Each message is checked before it is decoded: its size, its number of rows, and that it is not compressed, because it
-could expand to any size. Each batch is validated before it is returned.
+Each message is checked before it is decoded: its size, its number of rows, and that it is not compressed, because a
+compressed message could expand to any size. Each batch is validated before it is returned.
 https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 The metadata of a message is a flatbuffer: https://github.com/apache/arrow/blob/main/format/Message.fbs
 """
@@ -37,15 +37,16 @@ def broken_off() -> PeerError:
 
 
 async def ended(messages: Next) -> None:
-    """Waits for the status of a call whose last message has come; breaking the call off before that would take longer,
-    also at the node."""
+    """Waits for the status of a call whose last message has come. Cancelling the call before its status comes would
+    take longer, in this process and at the node."""
     await messages()
 
 
 class _File:
     """Provides checked messages as a file for Arrow, which needs only ``read`` and ``closed``.
 
-    It is separate from ArrowReader, because Arrow keeps a reference to it and Python cannot collect such a cycle.
+    It is not part of ArrowReader, because Arrow keeps a reference to the file: ArrowReader would then be in a reference
+    cycle that Python cannot collect.
     """
 
     closed = False

@@ -1,4 +1,4 @@
-"""Keeps channels to many nodes open, as many as the process may have; the channels used last stay open."""
+"""Keeps channels to many nodes open, within the limit of file descriptors. Closes the least recently used first."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
-    # By default gRPC would wait up to two minutes before it connects again to a daemon that is back.
+    # By default gRPC waits up to two minutes between connection attempts, too long for a daemon that has been
+    # restarted.
     ("grpc.max_reconnect_backoff_ms", 5000),
-    # In truth the limit of a connection: a node that has lost its power refuses none.
+    # gRPC also uses this option as the timeout of a connection attempt, which is needed because a node without power
+    # does not refuse the connection.
     ("grpc.min_reconnect_backoff_ms", 5000),
-    # This gives a second channel to a node a connection of its own.
+    # With this option a second channel to the same node gets its own connection.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 class Channel:
-    """A channel to the node at ``address``, with the stub of its service. ``clear_token``: a token is sent
-    without TLS.
+    """A channel to the node at ``address``, with the stub of its service. ``clear_token``: the token, if it is sent
+    without TLS; else empty.
     """
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, clear_token: str = "") -> None:
@@ -66,7 +68,7 @@ class Channel:
 
     async def close(self) -> None:
         await self._channel.close()
-        # The route is closed last, because another socket may then get its target.
+        # The route is closed last, because another socket may bind the route's target afterwards.
         if self._route:
             self._route.close()
 
@@ -90,8 +92,8 @@ class Channels:
     def take(self, address: str, *, apart: bool = False) -> Channel:
         """Returns the channel that is kept for ``address``; if ``apart``, a new channel that is not kept.
 
-        ``give_back`` ends the use. Raises UsageError for a wrong address, for files of TLS that cannot be used, and for
-        a token that would be sent unencrypted.
+        The caller ends the use with ``give_back``. Raises UsageError for a wrong address, for TLS files that cannot be
+        used, and for a token that would be sent unencrypted.
         """
         channel = None if apart else self._kept.get(address)
         if channel is None:

@@ -18,8 +18,9 @@ _MAX_FILE = 1 << 20
 
 
 class Credentials:
-    """The target and nodes that the user names are shown ``token`` itself. Other nodes are named by the target; if they
-    support it, they are shown a token that is bound to their name and works nowhere else."""
+    """Chooses the authorization of calls to each node. A node that accepts bound tokens, as the target reports, gets a
+    token that is bound to the node's name and works nowhere else. All other nodes get ``token`` itself, such as the
+    target and the nodes that the user lists."""
 
     def __init__(self, token: str = "") -> None:
         self.token = token
@@ -27,15 +28,15 @@ class Credentials:
         self._names: dict[str, str] = {}
 
     def bind(self, peers: Iterable[pb.Peer]) -> None:
-        """Stores, by address, the names that the target reports: of nodes that accept a token bound to their name, and
-        of nodes whose name is proven."""
+        """Stores the addresses and names of those ``peers`` of the target that accept a bound token or whose name is
+        proven."""
         known = list(peers)
         self._nodes.update((peer.address, peer.node) for peer in known if peer.bound)
         self._names.update((peer.address, peer.node) for peer in known if peer.bound or peer.proof)
 
     def check(self, address: str, node: str) -> None:
-        """Raises PeerError if ``node`` answered at an address that belongs, according to the target, to a node of
-        another name: its rows would count as that node's rows."""
+        """Raises PeerError if ``node`` answered at ``address``, but the target says that the address belongs to another
+        node. Otherwise the rows of ``node`` would count as rows of that other node."""
         known = self._names.get(address, node)
         if known != node:
             raise PeerError(f"{known} answers as {node[:100]}", hint="its rows are left out")
@@ -59,8 +60,8 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Paths of PEM files. ``ca``: authorities that sign nodes' certificates, empty for the system's. ``cert``, ``key``:
-    both or neither.
+    """Paths of PEM files. ``ca``: the authorities that sign nodes' certificates; empty: the system's authorities.
+    ``cert`` and ``key``: either both are set or neither is.
     """
 
     ca: str = ""

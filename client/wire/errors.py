@@ -23,12 +23,12 @@ _LATE = "no connection in time"
 _UNCONNECTED, _ATTEMPT_LATE = "failed to connect", "attempt timed out"
 # Texts of grpcio 1.85 about a server that does not speak gRPC.
 _OTHER_PROTOCOL = ("Failed parsing HTTP/2", "http1.x server", "Received http2 header with status")
-_OTHER_HINT = "another service listens there: -t takes the socket, or the port of `listen`, not that of `http`"
+_OTHER_HINT = "another service listens there: -t takes the socket, or the port of `listen`, not the port of `http`"
 _threads = ThreadPoolExecutor(8, thread_name_prefix="why")
 
 
 async def error_of(address: str, error: grpc.RpcError, seconds: float, *, connected: bool) -> ProbingError:
-    """Returns the error of a call to ``address`` that was allowed ``seconds``. ``connected``: there was a
+    """Returns the error of a call to ``address`` with the time limit ``seconds``. ``connected``: whether there was a
     connection.
     """
     code, details = error.code(), str(error.details() or "").strip()
@@ -44,7 +44,7 @@ async def error_of(address: str, error: grpc.RpcError, seconds: float, *, connec
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return too_old(address)
     reason = f"{code.name.lower()}: {details}" if details else said
-    # CANCELLED means that the node's gRPC had too many calls to begin this one.
+    # The node's gRPC answers CANCELLED if too many calls are in flight to begin this call.
     broken = BROKEN if code is grpc.StatusCode.CANCELLED else ""
     return PeerError(f"{address}: {reason}", reason=reason, code=broken)
 
@@ -59,13 +59,13 @@ def _unreached(address: str, details: str, why: str) -> ProbingError:
     if any(text in details for text in _OTHER_PROTOCOL):
         return PeerError(f"{address} is not probingd: it does not speak gRPC", hint=_OTHER_HINT)
     if not why and _ATTEMPT_LATE in details:
-        # It takes connections, and says nothing.
+        # The node accepts connections, but sends nothing.
         why = _LATE
     reason = why or details or "the connection broke"
     hint = ""
     if why == _DENIED:
         group = _group_of(address.removeprefix("unix:"))
-        hint = f"root and the group {group} may: `sudo usermod -aG {group} {user_name()}`, then log in again"
+        hint = f"root and the group {group} may connect: `sudo usermod -aG {group} {user_name()}`, then log in again"
     elif why == _UNKNOWN_HOST:
         hint = "check the name, or give an IP address"
     code = LATE if why == _LATE else "" if details.startswith(_UNCONNECTED) else BROKEN

@@ -1,7 +1,8 @@
 """The event loop in which this process asks nodes. It runs in one thread, because gRPC works best with one loop.
 
 Code of gRPC runs only in that thread. KeyboardInterrupt can reach the main thread between any two instructions; within
-gRPC it could leave a lock held or a call never drained. Here it only ends a wait, and then the work in the loop.
+gRPC it could leave a lock held or a call never drained. With this loop it only ends the wait of the main thread, which
+then cancels the work in the loop.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Work(Generic[T]):
         self._ended.put(task)
 
     def result(self, timeout: float | None = None) -> T:
-        """Waits for the end, once; returns the result or raises the error of the work. Ctrl-C, another error, and
-        TimeoutError after ``timeout`` seconds end the work. Raises PeerError if it was ended by ``cancel``."""
+        """Waits for the end of the work; returns its result or raises its error. May be called once. Ctrl-C, another
+        error, and TimeoutError after ``timeout`` seconds end the work. Raises PeerError if ``cancel`` ended it."""
         try:
             task = self._ended.get(timeout=timeout)
         except Empty:
@@ -77,8 +78,8 @@ class Work(Generic[T]):
 
 
 class Waits:
-    """The waits of a thread, which enters this as a context. After ``end``, which is for any thread, they raise
-    PeerError, and their work is ended."""
+    """Lets any thread end the waits of one thread. The waiting thread enters this context manager. After ``end`` its
+    waits raise PeerError, and the work that it waits for is cancelled."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -109,8 +110,8 @@ class Waits:
 
 
 def begin(work: Coroutine[Any, Any, T]) -> Work[T]:
-    """Begins ``work``, for whose result this thread will wait. Raises PeerError after ``end`` of the thread's
-    ``Waits``."""
+    """Begins ``work``, whose result this thread will wait for. Raises PeerError if the ``Waits`` of this thread have
+    ended."""
     waits: Waits | None = getattr(_thread, "waits", None)
     return Work(work) if waits is None else waits.begin(work)
 

@@ -1,8 +1,8 @@
 """Asks many nodes for rows: each node directly, or, if there are thousands, through some of them (a tree).
 
-A node in the middle of the tree asks up to 128 nodes and passes on their answers. An answer counts only when it is
-complete. Nodes whose answers were not passed on, because the node in the middle died, became silent, refused, or could
-not reach them, are asked directly, so no row is lost or comes twice.
+A node in the middle of the tree asks up to 128 nodes and relays their answers. An answer counts only when it is
+complete. If a node in the middle dies, becomes silent, refuses, or cannot reach a node, the nodes whose answers are
+missing are asked directly, so no row is lost or comes twice.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ __all__ = ("Named", "Question")
 
 # If there are fewer nodes than this, all are asked directly.
 TREE_FROM = 2048
-# How many nodes in the middle are asked at once, and their share of the time.
+# The maximum number of nodes in the middle that are asked at once, and the share of the time limit that each gets.
 _AT_ONCE = 32
 _SHARE = 0.8
-# A node in the middle may be silent for this time, s, or for this share of its time. It sends a sign each half second.
+# A node in the middle sends a message at least every half second. It is given up after a silence of _SILENCE_S (s) or
+# of this share of its time limit, whichever is longer.
 _SILENCE_S = 3.0
 _SILENCE = 0.25
-# Errors that the node in the middle may cause; if the node is asked directly, it may answer.
+# Errors that the node in the middle may have caused. The node behind it may answer if it is asked directly.
 _DIRECTLY = frozenset(("NotFound", "Overloaded", "PeerError", "PrivilegeError", "Unauthenticated", "UsageError"))
 # The name of a node, and its replies.
 Named = tuple[str, tuple[Reply, ...]]
@@ -57,8 +58,8 @@ class Question:
         done: Callable[[int, int], None] = lambda *_: None,
         may_lack: bool = False,
     ) -> None:
-        """Makes the question; ``done(nodes, all)`` is called with the number of nodes that have answered or failed and
-        the number of all nodes; see ``Nodes``. ``may_lack``: see ``Node.replies``.
+        """Makes the question. ``done`` is called with the number of nodes that have answered or failed, and the number
+        of all nodes. ``watch``: see ``Nodes``. ``may_lack``: see ``Node.replies``.
         """
         self._wire = wire
         self._statements = statements
@@ -73,7 +74,7 @@ class Question:
         self._answered: Callable[..., None] = done
         # Answers and failures by address.
         self._results: dict[str, Named | Failed] = {}
-        # Nodes in the middle that did not pass on all answers.
+        # Nodes in the middle that did not relay all answers.
         self._broken: list[Failed] = []
         # Nodes that a node in the middle could not reach.
         self._unreached: set[str] = set()
@@ -106,7 +107,9 @@ class Question:
         return replies[0].node, tuple(map(self._take, replies))
 
     async def passed_on(self, address: str, parts: list[pb.QueryReply], sent_ns: int) -> Named:
-        """Returns the answer of a node that another node has asked for us, at ``sent_ns`` by the wall clock."""
+        """Returns the answer of the node at ``address``, which a node in the middle relayed in ``parts``. ``sent_ns``:
+        the time of the question, UTC ns.
+        """
         if not parts:
             raise PeerError(f"{address} has an empty answer")
         received_ns, messages = time.time_ns(), iter(parts)
@@ -134,7 +137,7 @@ class Question:
 
         may_be_passed_on = self._wire.credentials.may_be_passed_on
         groups = _groups_of([address for address in addresses if may_be_passed_on(address)])
-        # The nodes that no other node asks come first.
+        # These nodes are asked directly, because no node in the middle asks them.
         first = [*(a for a in addresses if not may_be_passed_on(a)), *(parent for parent, *_ in groups)]
         own = loop.create_task(self._directly(first, timeout * _SHARE))
         tasks = [own, *(loop.create_task(below(parent, children)) for parent, *children in groups if children)]
@@ -184,11 +187,11 @@ class Question:
             if not self._unreached.union(self._results).issuperset(children):
                 raise PeerError(f"{parent} did not pass on all answers")
         except asyncio.TimeoutError:
-            self._broken.append(Failed(parent, "", PeerError(f"{parent} fell silent while it asked others")))
+            self._broken.append(Failed(parent, "", PeerError(f"{parent} fell silent while it asked other nodes")))
         except ProbingError as e:
             if e.code == TOO_LARGE:
                 raise
-            # An older node does not know the call; the nodes that it should have asked are asked directly.
+            # A node in the middle may be too old for this call; the nodes behind it are then asked directly.
             if e.code != UNKNOWN_CALL:
                 self._broken.append(Failed(parent, "", e))
         finally:
@@ -208,7 +211,7 @@ class Question:
             try:
                 self._results[address] = await self.passed_on(address, parts, sent_ns)
             except PeerError:
-                # The answer is broken, perhaps by the node in the middle.
+                # Nothing is stored, so the node is asked directly: the node in the middle may have damaged the answer.
                 return
             except ProbingError as e:
                 self._results[address] = Failed(address, "", e)
@@ -221,8 +224,9 @@ class Question:
 
 
 def _is_of_middle(error: ProbingError) -> bool:
-    """Returns whether the node itself may answer, although the node in the middle has this error of it. A node that is
-    silent there has had its time; what is too large to be passed on may have room here.
+    """Returns whether a node should be asked directly after a node in the middle reported ``error`` for it. LATE: no,
+    because the node has used up its time. TOO_LARGE: yes, because an answer that is too large to be relayed may fit
+    into the memory of this process.
     """
     return (error.kind in _DIRECTLY and error.code != LATE) or error.code == TOO_LARGE
 

@@ -24,16 +24,16 @@ __all__ = ("Call", "Node", "Wire", "query_of")
 
 T = TypeVar("T")
 _SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-# After a call to a node has timed out, further calls to it fail at once for this many seconds.
+# If a node does not answer a call for longer than _PATIENCE_S, further calls to the node fail at once for _PAUSE_S.
 _PATIENCE_S = 1.0
 _PAUSE_S = 10.0
 # The node's own deadline is this much earlier, so that the node can report what took too long, s.
 _MARGIN_S = 0.3
-# How long a node may take beyond the wait that it was asked for, s.
+# The time that AwaitFinding gets for its answer beyond the wait that the caller asked for, s.
 _ANSWERS_S = 10.0
 _MAX_FACTS = 256 << 20
 _ONE_JOB = "ask for one job"
-# The name of a statement that has none.
+# The name that a statement without a name gets.
 _ONLY = "query"
 
 
@@ -43,18 +43,19 @@ class Wire:
     def __init__(self, credentials: Credentials, tls: Tls | None) -> None:
         self.credentials = credentials
         self.channels = Channels(credentials.token, tls)
-        # After a timeout: until when (time.monotonic()) calls to a node fail at once, and their error.
+        # For each address that timed out: the time (time.monotonic()) until which calls fail at once, and the error
+        # that they raise.
         self.silent: dict[str, tuple[float, ProbingError]] = {}
         # The calls in flight.
         self.calls: set[Call] = set()
 
     def call(self, address: str, method: str, request: Any, seconds: float, *, apart: bool = False) -> Call:
-        """Begins a call, which the caller must end. Raises the errors of ``Channels.take``, and for 10 s after a
-        timeout its error. ``apart``: the call gets a connection of its own."""
+        """Begins a call, which the caller must end. Raises the errors of ``Channels.take``; if a call to the node timed
+        out in the last 10 s, raises the error of that call. ``apart``: the call gets its own connection."""
         silent = self.silent.get(address)
         if silent is not None and time.monotonic() < silent[0]:
             raise silent[1]
-        # The requests of a stream have no descriptor.
+        # ``request`` may be an iterator of requests, which has no descriptor.
         if "timeout_ms" in getattr(getattr(request, "DESCRIPTOR", None), "fields_by_name", ()):
             request.timeout_ms = max(1, int(seconds * 1000))
         channel = self.channels.take(address, apart=apart)
@@ -160,10 +161,10 @@ class Node:
     ) -> list[Reply]:
         """Returns the rows of each of ``statements`` (SQL by name), read from one snapshot of the node.
 
-        More than MAX_STATEMENTS statements need several requests. ``watch`` is called with the progress. ``may_lack``:
-        a reply for which the node lacks a table ``lacks`` it, and is no error. Raises
-        QueryMemory if there is no ``room``, PartialAnswer under ``strict`` if rows are missing, and the error of the
-        first statement that failed.
+        More than MAX_STATEMENTS statements need several requests. ``watch`` is called with the progress. With
+        ``may_lack`` a table that the node lacks is no error: ``lacks`` of the reply has the error. Raises QueryMemory
+        if there is no ``room``, PartialAnswer under ``strict`` if rows are missing, and the error of the first
+        statement that failed.
         """
         deadline = time.monotonic() + seconds
         names = list(statements)
@@ -195,7 +196,8 @@ class Node:
             try:
                 part: pb.QueryReply | None = await call.next()
             except QueryRejected as e:
-                # An older node refuses the whole request, without a code: it found no SQL in it.
+                # An older node does not know ``statements``: it finds no SQL in the request, and its refusal has no
+                # error code.
                 raise e if e.code or not request.statements else too_old(self.address) from None
             return part
 
@@ -239,8 +241,8 @@ class Node:
         return facts
 
     async def await_finding(self, job: str, stored: int, wait_s: float) -> int:
-        """Returns how many rows about findings of ``job`` the node has stored, once it is not ``stored``, at the latest
-        after ``wait_s``."""
+        """Waits at most ``wait_s`` until the node's number of stored rows about findings of ``job`` differs from
+        ``stored``. Returns that number."""
         request = pb.AwaitFindingRequest(job=job, stored=stored, wait_ms=round(wait_s * 1000))
         reply = await self._ask(pb.AwaitFindingReply, "AwaitFinding", request, wait_s + _ANSWERS_S)
         return reply.stored
@@ -264,7 +266,7 @@ class Node:
         return await self._ask(pb.GroupLogReply, "GroupLog", request, seconds)
 
     def work(self, reports: AsyncIterator[pb.WorkReport], seconds: float) -> Call:
-        """Begins the connection of a launcher, on a channel of its own: sends reports, and reads orders."""
+        """Begins a launcher's call, on a separate channel: the launcher sends ``reports`` and reads orders."""
         return self._wire.call(self.address, "Work", reports, seconds, apart=True)
 
     async def preflight(self, request: pb.PreflightRequest, seconds: float) -> pb.PreflightReply:
@@ -294,5 +296,5 @@ class Node:
         return reply
 
     def check(self, node: str) -> None:
-        """Raises PeerError if the target knows another node than ``node`` at this address."""
+        """Raises PeerError if the target says that this address belongs to another node than ``node``."""
         self._wire.credentials.check(self.address, node)

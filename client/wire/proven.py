@@ -1,8 +1,8 @@
-"""Passes gRPC's connections on to a loopback port after asking the kernel which user listens there.
+"""Relays gRPC's connections to a loopback port, after the kernel has said which user listens on the port.
 
 Any user of a machine can listen on a free loopback port, and would receive the token of everybody who connects. gRPC
-connects by itself, even again between two calls, and sends the token with the next call. So gRPC connects to a socket
-of this process, and each connection is checked before any byte is passed on. How the kernel is asked: sock_diag(7),
+reconnects on its own, even between two calls, and sends the token with the next call. So gRPC connects to a socket of
+this process, and each connection is checked before any byte is relayed. The request to the kernel: sock_diag(7),
 include/uapi/linux/inet_diag.h.
 """
 
@@ -28,7 +28,7 @@ __all__ = ("Listener", "ProvenRoute", "listeners", "require_proven", "trusted_us
 
 _CREDENTIALS = struct.Struct("3i")
 _PIECE = 256 << 10
-# The most attempts: if a daemon starts while a connection is made, the connection is made and checked again.
+# The maximum number of attempts: if a daemon starts meanwhile, the connection is made and checked again.
 _ATTEMPTS = 3
 _BACKLOG = 16
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _LISTEN = 4, 20, 0x301, 1 << 10
@@ -44,15 +44,15 @@ _ONLY_IPV6 = 11
 _WAIT_S = 5.0
 # The user of the service, as packages create it.
 _SERVICE = "probing-service"
-_HINT = "ask by the node's Unix socket, or with TLS (--tls-ca FILE); a tunnel has to be of your own user"
+_HINT = "use the node's Unix socket, or TLS (--tls-ca FILE); a tunnel must run as your own user"
 _NOT_SENT = "the token was not sent"
 
 
 class ProvenRoute:
-    """A Unix socket ``target`` for gRPC; its connections are passed on to ``address`` (HOST:PORT of loopback) if a
-    trusted user listens there.
+    """A Unix socket ``target`` for gRPC. Its connections are relayed to ``address`` (HOST:PORT of loopback) if a
+    trusted user listens at ``address``.
 
-    ``problem``: why the last connection was refused; None if it was passed on or nobody listens at ``address``.
+    ``problem`` says why the last connection was refused; None if it was relayed or nobody listens at ``address``.
     """
 
     def __init__(self, address: str) -> None:
@@ -69,7 +69,9 @@ class ProvenRoute:
         self._serving = Work(self._serve())
 
     def close(self) -> None:
-        """Ends all connections. The channel must be closed first, because another socket may then get its target."""
+        """Ends all connections. The channel must be closed first, because another socket may bind ``target`` after
+        this.
+        """
         self._serving.cancel()
 
     async def _serve(self) -> None:
@@ -108,7 +110,7 @@ class ProvenRoute:
         running = asyncio.get_running_loop()
         infos = await running.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         error: OSError | PrivilegeError = ConnectionRefusedError()
-        # A name has an address of each family, and each address can have another listener.
+        # A host name can have an IPv4 and an IPv6 address, and each address can have another listener.
         for family, _, _, _, address in infos:
             try:
                 return await self._to(family, address)
@@ -138,13 +140,13 @@ class ProvenRoute:
 
 
 async def _joined(near: socket.socket, far: socket.socket) -> None:
-    """Passes bytes in both directions until both have ended or one is broken."""
+    """Relays bytes between two sockets, until both directions have ended or one direction is broken."""
     near.setblocking(False)
     ways = [asyncio.ensure_future(_passed(*way)) for way in ((near, far), (far, near))]
     try:
         await asyncio.gather(*ways)
     except OSError:
-        # gRPC notices the end of its connection.
+        # The error need not be reported: gRPC sees that its connection has ended.
         return
     finally:
         for way in ways:
@@ -209,7 +211,7 @@ def trusted_users() -> frozenset[int]:
     users = {0, os.geteuid()}
     with suppress(KeyError):
         users.add(pwd.getpwnam(_SERVICE).pw_uid)
-    # The directory belongs to root, or to the one user who runs the daemon.
+    # If only root can write to the directory of the socket, the owner of the socket is trusted as the service's user.
     path = Path(DEFAULT_TARGET.removeprefix("unix:"))
     with suppress(OSError):
         if path.parent.stat().st_uid == 0 and not path.parent.stat().st_mode & 0o022:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("Messages", "Room", "Stream", "batches", "read_replies")
 
 _MAX_WARNINGS = 1000
-_HELD = "narrow the time range, or aggregate; `probingctl query` and Cluster.stream have no such bound"
+_HELD = "narrow the time range, or aggregate; `probingctl query` and Cluster.stream have no such limit"
 Watch = Callable[[pb.QueryProgress], None]
 
 
@@ -94,9 +94,9 @@ class Stream:
         end: Callable[[], None] = lambda: None,
         strict: bool = False,
     ) -> None:
-        """Makes the stream. ``name`` returns the node's name before its rows end; ``check`` raises for another node's
-        name. ``end`` ends the call. Under ``strict`` PartialAnswer is raised after the last row if the node lacks
-        rows."""
+        """Makes the stream. ``name`` returns the node's name without waiting for the last row; ``check`` raises for
+        another node's name. ``end`` ends the call. Under ``strict`` PartialAnswer is raised after the last row if the
+        node lacks rows."""
         self.node = ""
         self.rows = 0
         self.rows_scanned = 0
@@ -144,16 +144,17 @@ class Stream:
 
 
 def batches(stream: Stream) -> Iterator[pa.RecordBatch]:
-    """Yields the batches of ``stream``; for code outside of the loop."""
+    """Yields the batches of ``stream``. Must not be called in the thread of the loop."""
     while (batch := wait(stream.next())) is not None:
         yield batch
 
 
 async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool) -> tuple[list[Reply], int]:
-    """Returns the rows of the SELECT of ``request``, or of each of its statements, and the time of the node (ns).
+    """Returns the rows of the SELECT of ``request``, or of each of its statements, and the node's clock (UTC ns).
 
-    A statement that failed for lack of a table has a reply that ``lacks`` it. Raises the error of the first other
-    statement that failed, with the statement's name if there are several, and the errors of ``Stream``.
+    If the node lacks a table of a statement, ``lacks`` of the reply is the error. Raises the error of the first
+    statement that failed for another reason, with the statement's name if there are several, and the errors of
+    ``Stream``.
     """
     if not request.statements:
         stream = Stream(messages, strict=strict)
@@ -179,7 +180,8 @@ async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool
 class _Statement:
     """The messages of one statement, in the form of a call that answers only this statement.
 
-    ``several``: its errors need its name. ``lacks``: the error for lack of a table, set after the last message.
+    ``several``: whether the request has several statements, so that errors need the statement's name. ``lacks``: the
+    error for a table that the node lacks, set after the last message.
     """
 
     def __init__(self, messages: Next, name: str, *, several: bool) -> None:

@@ -52,7 +52,7 @@ def invoke(args: Sequence[str]) -> int:
     """Runs a command line and returns its exit code. Raises UsageError, and the errors of the command."""
     if not args or args[0] == "help":
         args = ["--help"]
-    # Each version of typer brings another click, so the class of its errors is looked up here.
+    # The click that typer uses depends on typer's version, so click's error class is found through a class of typer.
     click_error: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
         code = program().main(list(args), prog_name="probingd", standalone_mode=False)
@@ -90,7 +90,8 @@ class _Group(TyperGroup):
 
 def program() -> Any:
     """Returns the command ``probingd``; its ``main`` runs it."""
-    # An unknown option before the command is an unknown command; after the command it belongs to the configuration.
+    # An unknown option before the command is reported as an unknown command. After the command, options that the
+    # command does not define are left to the configuration.
     context = {"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 120}
     app = typer.Typer(cls=_Group, add_completion=False, rich_markup_mode=None, context_settings=context)
     app.callback()(_root)

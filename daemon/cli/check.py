@@ -52,10 +52,10 @@ OBJECTS = Path(__file__).resolve().parents[1] / "bpf"
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the check. ``state``: ok, missing, limited or unknown. Only a missing feature that is ``needed`` stops
-    the daemon.
+    """A line of the check. ``state``: ok, missing, limited or unknown. The daemon cannot run if a feature that is
+    ``needed`` is missing.
 
-    ``cost``: what is lost without the feature; ``remedy``: what to do about it.
+    ``cost``: what is lost without the feature; ``remedy``: how to get the feature.
     """
 
     name: str
@@ -110,7 +110,7 @@ def check(config: Config) -> list[Finding]:
         _objects(),
         *_rights(config),
         _paranoid(),
-        _tool("setpriv", "util-linux", "no process can be given its rights"),
+        _tool("setpriv", "util-linux", "the daemon's processes cannot be started with their rights"),
         *_walls(),
         _state_dir(config),
         pinned,
@@ -149,8 +149,8 @@ def _kernel() -> Finding:
 
 
 def _lockdown() -> Iterator[Finding]:
-    """Yields the finding about the kernel's lockdown, which refuses some calls to root, too; nothing without such a
-    mode.
+    """Yields the finding about the kernel's lockdown mode, in which the kernel refuses some calls even to root. Yields
+    nothing if the kernel has no lockdown.
     """
     if mode := lockdown_mode():
         cost = "the kernel refuses programs that read its memory, and perf events"
@@ -206,7 +206,9 @@ def _users(config: Config) -> Finding:
     try:
         rights_table(config)
     except ConfigError as e:
-        return Finding("users", "missing", True, e.message, "no process can get a user of its own", e.hint or "")
+        return Finding(
+            "users", "missing", True, e.message, "the daemon's processes cannot have users of their own", e.hint or ""
+        )
     return Finding("users", "ok", False, "each process gets its own user")
 
 
@@ -217,7 +219,7 @@ def _paranoid() -> Finding:
     except (OSError, ValueError):
         cost, remedy = "new mappings are found by polling", "boot a kernel with CONFIG_PERF_EVENTS"
         return Finding("perf events", "missing", False, f"no {path}", cost, remedy)
-    cost = "above 2 some kernels refuse perf events without CAP_SYS_ADMIN: new mappings are found by polling"
+    cost = "above level 2, some kernels refuse perf events without CAP_SYS_ADMIN: new mappings are found by polling"
     state, detail = "ok" if level <= 2 else "limited", f"perf_event_paranoid {level}"
     return Finding("perf events", state, False, detail, cost, "sysctl kernel.perf_event_paranoid=2")
 
@@ -276,13 +278,13 @@ def _pins(config: Config) -> Finding:
 
 
 def _restart(features: list[Finding]) -> Finding:
-    """Returns the finding about what a kill or a restart of the collector costs."""
+    """Returns the finding about the data that are lost when the collector is killed or restarted."""
     states = {finding.name: finding.state for finding in features if finding.name in LASTING_FEATURES}
     lasting = [name for name in LASTING_FEATURES if states.get(name) == "ok"]
     if not lasting and "unknown" in states.values():
         return Finding("restart", "unknown", False, "cannot be tried without CAP_BPF and CAP_PERFMON")
     detail = f"loses nothing: pinned probes record ({lasting[0]})" if lasting else "probes end with the collector"
-    cost = "calls while no collector runs are missing: probing.losses has a row for each process"
+    cost = "calls that are made while no collector runs are lost: probing.losses has a row for each process"
     return Finding("restart", "ok" if lasting else "limited", False, detail, cost, "boot Linux 5.10 or newer")
 
 

@@ -20,7 +20,7 @@ def cleanup(
     context: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="Remove the probes of all instances.")] = False,
 ) -> int:
-    """Remove the probes that a daemon left behind, of --instance NAME or with --all of every instance."""
+    """Remove the probes that the daemon of --instance NAME left behind; with --all, the probes of all instances."""
     config = config_of(context)
     removed = control.cleanup(config, everything=everything)
     whose = "" if everything else f" of instance {config.instance}"

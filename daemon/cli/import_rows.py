@@ -21,10 +21,10 @@ __all__ = ("command",)
 def command(
     context: typer.Context,
     table: Annotated[
-        str, typer.Option("--table", metavar="NAME", help="The table of Parquet files without a table name.")
+        str, typer.Option("--table", metavar="NAME", help="The table for Parquet files that name no table.")
     ] = "",
 ) -> int:
-    """Import rows of other state directories and of Parquet files (SOURCE...) into --state-dir, each once."""
+    """Import rows of other state directories and of Parquet files (SOURCE...) into --state-dir, each file once."""
     from probing.daemon.collector.live_settings import Changes
     from probing.daemon.collector.settings import limits_of
     from probing.daemon.store.importing.importer import import_sources

@@ -32,7 +32,9 @@ FormatOption = Annotated[Format, typer.Option(*FORMAT_NAMES, help="Print a table
 
 
 def config_of(context: typer.Context) -> Config:
-    """Returns the configuration, from the options that the command does not define. Raises ConfigError."""
+    """Returns the configuration: the default file, and the options that the command does not define. Raises
+    ConfigError.
+    """
     return Config.from_args(context.args, default_file=True)
 
 
@@ -50,9 +52,9 @@ def decoder(config: Config) -> Decoder:
 
 
 def account(config: Config, process: str) -> Account | None:
-    """Returns the user of a process of the daemon.
+    """Returns the user as which the daemon runs its process ``process``.
 
-    None where no daemon is installed, or where this process cannot become that user.
+    None if no daemon is installed, or if the present process cannot become that user.
     """
     from probing.daemon.supervisor.rights import rights_table
 

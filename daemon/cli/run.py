@@ -22,7 +22,7 @@ def run(args: Sequence[str]) -> int:
 
     config = read()
     log_to_stderr("supervisor")
-    # Packages make the users when they are installed; a wheel does not.
+    # Packages create the users at installation. A wheel does not, so they are created here.
     if changes_users() and (made := make_missing_users(config.users)):
         logging.getLogger(__name__).info("made %s", ", ".join(made))
     return Supervisor(config, rights_table(config, sys_admin=needs_sys_admin()), reread=read).run()

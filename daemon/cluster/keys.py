@@ -35,12 +35,12 @@ class NodeKey:
         return cls(secrets.token_bytes(KEY_BYTES))
 
     def signed(self, record: Record) -> Record:
-        """Returns ``record`` with this public key and its signature."""
+        """Returns ``record`` with the node's public key, signed by this private key."""
         own = record._replace(key=self.public)
         return own._replace(signature=self._key.sign(_RECORD + _text(own)))
 
     def answer(self, nonce: bytes, record: Record) -> bytes:
-        """Returns the proof that the node of ``record`` lives and holds this key; empty if ``nonce`` is empty."""
+        """Returns the proof that the node of ``record`` is alive and holds this key; empty if ``nonce`` is empty."""
         return self._key.sign(_ANSWER + _asked(nonce, record)) if nonce else b""
 
 
@@ -51,8 +51,8 @@ def is_signed(record: Record) -> bool:
 
 
 def answers(proof: bytes, nonce: bytes, record: Record) -> bool:
-    """Returns whether ``proof`` is an answer to ``nonce``, signed by the key of ``record``. A valid answer was made
-    after the nonce.
+    """Returns whether ``proof`` is an answer to ``nonce``, signed by the key of ``record``. Nonces are random, so a
+    valid answer cannot be older than its nonce.
     """
     return bool(record.key and nonce) and _verified(record.key, proof, _ANSWER + _asked(nonce, record))
 

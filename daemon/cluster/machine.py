@@ -1,9 +1,11 @@
 """The state machine of one node: the calls that it makes at each tick, its answers, and its conclusions from answers.
 
 At each tick a node pings the three nodes that follow it in a ring of hashed names, and one random node. News travels
-with the pings. Digests show whether the random node has the same updates; if not, the two nodes exchange them.
+with the pings. Digests show whether the random node has the same updates; if not, the two nodes exchange the updates
+that differ.
 
-Two nodes compare their tables in three steps: digests of buckets, then marks of updates, then the updates that differ.
+Two nodes compare their tables in three steps: they exchange digests of buckets, then marks (hashes) of updates, then
+the updates that differ.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def _valid(buckets: Iterable[int]) -> set[int]:
 
 
 def _fitting(updates: Sequence[Update], room: int = REPAIR_BYTES) -> tuple[Update, ...]:
-    """Returns the first of ``updates`` that fit into ``room`` bytes."""
+    """Returns as many of the first ``updates`` as fit into ``room`` bytes together, at most MAX_UPDATES."""
     found = []
     for update in updates[:MAX_UPDATES]:
         room -= update.size
@@ -70,24 +72,26 @@ def _fitting(updates: Sequence[Update], room: int = REPAIR_BYTES) -> tuple[Updat
 
 WATCHED = 3
 RELAYS = 2
-# The most bytes of news in a message.
+# The maximum size of the news in a message, bytes.
 NEWS_BYTES = 4_000
-# The most bytes of updates in the answers between two ticks; further answers contain only a few nodes.
+# The maximum size of all updates in the answers between two ticks, bytes. After that, an answer contains at most
+# REFERRALS updates, of random nodes.
 ANSWER_BYTES = 96_000
 REFERRALS = 8
-# If a comparison brings this many updates, the node probably lacks more: it compares again at once, TURNS times.
+# If a comparison yields this many updates, the node probably lacks more. It then compares tables again at once, at most
+# TURNS times.
 BEHIND = 28
 TURNS = 1
-# The ticks between two pings of a failed node, or of a seed while other nodes are reachable.
+# The number of ticks between two pings of a failed node, or of a seed while other nodes are reachable.
 RETRY_TICKS = 5
 FORGET_TICKS = 60
 
 
 class Machine:
-    """The state machine of one node, for one thread. Callers pass all times: ``now`` in monotonic seconds, ``wall_ns``
-    of the node's clock.
+    """The state machine of one node. Not thread-safe. Callers pass all times: ``now`` is in monotonic seconds,
+    ``wall_ns`` is the time of the node's wall clock.
 
-    ``seeds``: addresses of nodes to contact first; may be changed at any time. ``key`` signs the node's record.
+    ``seeds``: addresses of nodes to contact first; they can be changed at any time. ``key`` signs the node's record.
     """
 
     def __init__(
@@ -129,7 +133,8 @@ class Machine:
         table = self.view.table
         other = table.pick(self._rng)
         watched = table.after(self._key, WATCHED)
-        # A node that did not answer is pinged again, also if this node does not watch it, until it has failed.
+        # A node that did not answer is pinged again until it counts as failed, even if it is not among the watched
+        # nodes.
         missed = [name for name in self.view.silent if name in table.entries and name not in watched]
         names = [*watched, *self._rng.sample(missed, min(len(missed), WATCHED))]
         calls = [self._ping(name, now) for name in names if name != other]
@@ -146,8 +151,9 @@ class Machine:
     def answer(
         self, message: Message, now: float, *, reached: bool = False, relayed: bytes = b"", certified: bool = False
     ) -> Message:
-        """Returns the answer to ``message``. ``reached``: the node ``message.relay``, which this node pinged for the
-        sender, answered; ``relayed``: its proof. ``certified``: TLS proved that the caller is the sender."""
+        """Returns the answer to ``message``. ``reached``: whether the node ``message.relay``, which this node pinged
+        for the sender, answered; ``relayed``: the proof in that node's answer. ``certified``: whether TLS proved that
+        the caller is the sender."""
         if certified:
             self.view.introduced(message.sender, now)
         self.view.hear((Update.of(message.sender), *message.updates), now)
@@ -176,7 +182,7 @@ class Machine:
         """
         if name not in self.view.table.entries:
             return None
-        # With Purpose.PROBE this node asks no other nodes to ping ``name`` if it does not answer.
+        # With Purpose.PROBE this node does not ask other nodes to ping ``name`` if ``name`` does not answer.
         call = self._ping(name, now)._replace(purpose=Purpose.PROBE)
         return call._replace(message=call.message._replace(nonce=nonce)) if nonce else call
 
@@ -216,7 +222,8 @@ class Machine:
 
     def _relayed(self, call: Call, message: Message, now: float) -> None:
         entry = self.view.table.entries.get(call.name)
-        # The relay may have reached the node after a restart (with another uid), at another address.
+        # The relay may know another address of the node, and may have reached the node after a restart. So the answer
+        # counts only if the relay's record of the node has the uid that this node knows.
         reached = (u.record.uid for u in message.updates if u.record.name == call.name)
         if message.reached and entry and entry.update.record.uid in reached:
             # A node with a bound key must prove by this key that it lives: the statement of a relay is not enough.
@@ -272,8 +279,9 @@ class Machine:
         return self._call(Purpose.PROBE, name, address, message, now)
 
     def _repairs(self, call: Call, message: Message, now: float) -> list[Call]:
-        """Returns a call that sends the updates that the answering node lacks, and requests the updates that this node
-        lacks; or, after such a call, another comparison if it is worthwhile.
+        """After a comparison, returns a call that sends the updates that the answering node lacks and requests the
+        updates that this node lacks. After such a call, returns another comparison if the answer had BEHIND updates or
+        more.
         """
         if call.purpose is Purpose.REPAIR:
             if len(message.updates) < BEHIND or call.turn >= TURNS:

@@ -1,4 +1,4 @@
-"""Provides the members of the cluster to other packages. Safe for any thread."""
+"""Provides the members of the cluster to other packages. Thread-safe."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CLOCK_NS = 1_000_000_000
 class Member:
     """A node. ``state``: healthy, suspect, failed, recovering, or unknown for a seed that has not answered.
 
-    ``jobs``: marks (hashes) of the jobs that have ranks on the node. ``since_ns``: when the state began as far as this
-    node knows, UTC. ``heard_ns``: the time since the node last answered this node. ``clock_offset_ns``: its clock minus
-    the clock of this node. ``address``: empty if another node has the address. ``proof``: how the node proved its name
-    to this node, a word of ``record.Proof``. ``keyed``: whether the node has a key.
+    ``jobs``: hashes of the jobs that have ranks on the node. ``since_ns``: when the state began as far as this node
+    knows, UTC. ``heard_ns``: the time since the node last answered this node. ``clock_offset_ns``: its clock minus the
+    clock of this node. ``address``: empty if another node has the address. ``proof``: how the node proved its name to
+    this node, a word of ``record.Proof``. ``keyed``: whether the node has a key.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Member:
 
 
 class Membership:
-    """The state machine of this node, under a lock. The service calls ``tick`` at each heartbeat, makes the calls that
-    it returns, and passes each outcome to ``answered`` or ``unanswered``, which may return further calls."""
+    """The state machine of this node, under a lock. The service calls ``tick`` at each heartbeat and makes the calls
+    that ``tick`` returns. It passes each outcome to ``answered`` or ``unanswered``, which may return further calls."""
 
     def __init__(self, machine: Machine, monotonic: Callable[[], float], wall_ns: Callable[[], int]) -> None:
         self._machine = machine
@@ -87,7 +87,7 @@ class Membership:
         return (*sorted(found, key=lambda m: m.name), *unknown)
 
     def set_jobs(self, marks: Sequence[int]) -> None:
-        """Announces the jobs that have ranks on this node, as 64-bit marks; only the first 64 marks count."""
+        """Announces the jobs that have ranks on this node, as 64-bit hashes; only the first 64 hashes count."""
         jobs = tuple(dict.fromkeys(marks))[:MAX_JOBS]
         with self._lock:
             if self._machine.view.own.jobs != jobs:
@@ -104,8 +104,8 @@ class Membership:
             self._machine.seeds = tuple(seeds)
 
     def problems(self) -> list[str]:
-        """Returns problems due to which answers of the cluster may be wrong: two nodes with the same name, wrong
-        clocks, false claims.
+        """Returns problems that can make answers of the cluster wrong: two nodes with the same name, wrong clocks,
+        false claims, nodes that the table had no room for.
         """
         named = [f"{m.name}: {m.problem}" for m in self.members() if m.problem]
         view = self._machine.view
@@ -136,7 +136,7 @@ class Membership:
         )
 
     def proof_of(self, name: str) -> Proof:
-        """Returns the proof of the name of another node; NONE for an unknown node."""
+        """Returns how another node proved its name; ``Proof.NONE`` for an unknown node."""
         with self._lock:
             entry = self._machine.view.table.entries.get(name)
         return entry.proof if entry else Proof.NONE
@@ -149,7 +149,9 @@ class Membership:
             return self._other(best, now, wall_ns) if best else None
 
     def address_of(self, name: str) -> str:
-        """Returns the address of another node; empty for an unknown node, and if another node has its address."""
+        """Returns the address of another node; empty if the node is unknown, or if its address belongs to a different
+        node.
+        """
         view = self._machine.view
         with self._lock:
             if (entry := view.table.entries.get(name)) is None:
@@ -163,8 +165,9 @@ class Membership:
 
     @staticmethod
     def _best(entries: Iterable[Entry]) -> Entry | None:
-        """Returns the entry that owns the common address of ``entries``: preferably not failed, then one that answered,
-        then the best proven.
+        """All ``entries`` have the same address; returns the entry that owns it. A node that has not failed is
+        preferred to a failed node, then a node that has answered to a node that has not, then a node with a stronger
+        proof.
         """
 
         def rank(entry: Entry) -> tuple[bool, bool, Proof]:
@@ -192,7 +195,7 @@ class Membership:
                 if entry is best:
                     yield made
                 else:
-                    why = f"it names the address of {first}: {address}"
+                    why = f"its record has the address of {first}: {address}"
                     yield replace(made, address="", problem="; ".join(filter(None, (made.problem, why))))
 
     def _other(self, entry: Entry, now: float, wall_ns: int) -> Member:

@@ -20,7 +20,7 @@ class Message(NamedTuple):
 
     ``digests``: a hash of each bucket of the sender's table, empty if tables are not compared. ``marks``: hashes of the
     sender's updates in ``buckets``; ``wanted``: the marks of updates in ``buckets`` that the sender lacks. ``relay``:
-    the node that the receiver is asked to ping for the sender; ``reached``, in the answer: that node answered.
+    the node that the receiver is asked to ping for the sender; ``reached``, in the answer: whether that node answered.
 
     ``nonce`` is random in a ping. In an answer, ``proof`` is the nonce signed by the sender, and ``relayed`` the nonce
     signed by the node ``relay``.
@@ -52,7 +52,7 @@ class Call(NamedTuple):
     """A message to ``address``, whose answer must come within ``seconds``. ``name``: the node that the call checks, or
     empty.
 
-    ``turn``: the number of comparisons of tables with the called node in direct succession.
+    ``turn``: the number of comparisons of tables with the called node that directly preceded this one.
     """
 
     purpose: Purpose

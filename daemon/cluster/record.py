@@ -39,7 +39,7 @@ class Claim(IntEnum):
 class Proof(IntEnum):
     """How a node proved its name. A later member of this list proves more than an earlier member."""
 
-    # The node is of a version without keys.
+    # The node runs a version without keys.
     NONE = 0
     # The record is signed by the first key that this node received for the name.
     HEARD = 1
@@ -55,11 +55,12 @@ class Proof(IntEnum):
 
 
 class Record(NamedTuple):
-    """The data that a node publishes about itself. ``uid``: another number at each start of the node. ``jobs``: marks
-    of the jobs with ranks on the node. ``incarnation`` rises with each change, so an older record is ignored.
+    """The data that a node publishes about itself. ``uid``: a number that differs at each start of the node. ``jobs``:
+    hashes of the jobs and runs with ranks on the node. ``incarnation`` rises with each change, so an older record is
+    ignored.
 
     ``key``: the node's public key; ``signature``: the signature of all other fields with this key (``keys``). Both are
-    empty for a node of a version without keys.
+    empty for a node that runs a version without keys.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        """An upper bound of the bytes of the record in a message."""
+        """An upper bound of the record's size in a message, bytes."""
         texts = len(self.name.encode()) + len(self.address) + len(self.version) + len(self.engine)
         signed = len(self.key) + len(self.signature)
         return 60 + texts + signed + 8 * len(self.jobs) + sum(len(k) + len(v) + 8 for k, v in self.labels)
@@ -108,7 +109,7 @@ class Update(NamedTuple):
 
 
 def key_of(name: str) -> int:
-    """Returns the key, 64 bits, that places the node ``name`` in the ring."""
+    """Returns the 64-bit key that determines the position of the node ``name`` in the ring."""
     return _hash(name)
 
 
@@ -117,7 +118,7 @@ def bucket_of(key: int) -> int:
 
 
 def checked_record(record: Record, *, local: bool = False) -> Record:
-    """Returns ``record``. Raises PeerError if a field is out of bounds. ``local``: Unix sockets may be addresses."""
+    """Returns ``record``. Raises PeerError if a field is invalid. ``local``: the address may be a Unix socket."""
     address = _ADDRESS.fullmatch(record.address)
     if not _NAME.fullmatch(record.name):
         raise PeerError("a record has no valid name")
@@ -137,7 +138,7 @@ def checked_record(record: Record, *, local: bool = False) -> Record:
 
 
 def _labels_problem(labels: Mapping[str, str]) -> str:
-    """Returns why ``labels`` cannot be used; empty if they can."""
+    """Returns why ``labels`` are invalid; empty if they are valid."""
     if len(labels) > MAX_LABELS or sum(len(k) + len(v) for k, v in labels.items()) > MAX_LABEL_BYTES:
         return f"there are more than {MAX_LABELS} labels, or more than {MAX_LABEL_BYTES} bytes of them"
     wrong = next((k for k, v in labels.items() if not _KEY.fullmatch(k) or not _VALUE.fullmatch(v)), None)

@@ -23,8 +23,9 @@ MAX_MEMBERS = 16_384
 class Entry:
     """The entry of a node. Times are monotonic seconds. ``changed``: when the claim changed; ``heard``: when the node
     last answered this node; ``missing``: since when it has not answered; ``returned``: when it came back after a
-    failure. ``place``: its key in the ring. ``problem``: when another node with the same name was seen, and a text.
-    ``key``: the key that ``proof`` bound to its name; empty if no key is bound."""
+    failure. ``place``: the node's key, which is its position in the ring. ``problem``: the time when another node with
+    the same name was last seen, and a text about it. ``key``: the public key that ``proof`` bound to the node's name;
+    empty if no key is bound."""
 
     update: Update
     place: int
@@ -45,12 +46,14 @@ class Entry:
 
 
 class Table:
-    """The entries of the other nodes, by name. The ring has the nodes that have not failed, ordered by key."""
+    """The entries of the other nodes, by name. The ring has the nodes that have not failed, ordered by the hash of
+    their names.
+    """
 
     def __init__(self, own: Update) -> None:
         self.entries: dict[str, Entry] = {}
         self.refused = 0
-        # The number of nodes by host; most hosts have one node.
+        # The number of nodes of each host; most hosts have one node.
         self.hosts: Counter[str] = Counter()
         self._own = own
         self._ring: list[tuple[int, str]] = []
@@ -132,9 +135,10 @@ class Table:
     def _make_room(self, proof: Proof) -> bool:
         """Drops a failed node, preferably an unproven node. Returns whether there is room.
 
-        For a new node with a proof, also an unproven node that never answered may be dropped.
+        If no node has failed and the new node has a proof, drops an unproven node that never answered.
         """
-        # Unless a node has failed, the entries are not searched: an attacker may send hundreds of invented names.
+        # The entries are searched for a failed node only if there is one: an attacker may send hundreds of invented
+        # names, and each name would cost a search.
         gone = self.live < len(self.entries)
         failed = [e for e in self.entries.values() if e.update.claim is Claim.FAILED] if gone else []
         if not failed and proof > Proof.HEARD:
@@ -164,9 +168,9 @@ class Table:
             insort(self._ring, item)
 
 
-# With more updates than this, nodes pass on each update only SENDS_BUSY times, and the comparison of tables does the
-# rest. A comparison sends only updates that a node lacks; news may reach a node twice, each time with a signature,
-# which cannot be compressed.
+# While more updates than this wait to be passed on, each update is passed on only SENDS_BUSY times, and the comparison
+# of tables spreads the rest. That costs fewer bytes: a comparison sends only updates that a node lacks, but news may
+# reach a node twice, each time with a signature, which cannot be compressed.
 BUSY = 6
 SENDS_BUSY = 2
 
@@ -227,7 +231,7 @@ class Rumors:
 
 
 MAX_CANDIDATES = 64
-# How often a candidate is pinged, and the time after which it may be added again, s.
+# The number of pings of a candidate, and the time after which the candidate may be added again, s.
 TRIES = 3
 AGAIN_S = 30.0
 

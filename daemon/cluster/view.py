@@ -13,26 +13,30 @@ __all__ = ("Times", "View")
 
 # The time after which failed nodes are forgotten, s: a day.
 FORGET_S = 86_400
-# The most by which an incarnation may exceed the node's last incarnation, or the clock for a new node.
+# The maximum by which an incarnation may exceed the node's previous incarnation. For a new node: the maximum by which
+# it may exceed this node's clock, Unix seconds.
 MAX_LEAP = 1 << 33
-# The most by which this node raises its incarnation to refute a claim that was not signed by its key: two years.
+# The maximum by which this node raises its incarnation to refute a claim that its own key did not sign: two years.
 MAX_STRANGE_LEAP = 1 << 26
-# The most signatures that are checked between two ticks; updates that are left out are sent again.
+# The maximum number of signatures that are checked between two ticks. Updates beyond it are ignored; peers send them
+# again.
 MAX_CHECKS = 2000
-# How long a conflict of two nodes with the same name is shown, s. While it lasts, it is detected again and again.
+# How long a conflict of two nodes with the same name is shown after it was last detected, s.
 CONFLICT_S = 90.0
 # A node that is known only by hearsay is added while its host has fewer nodes than this.
 MAX_OF_HOST = 64
 _ONE_MACHINE = ("127.", "localhost", "[::1]", "unix")
-# The most failed nodes that are kept although they never answered this node; the lowest keys in the ring stay.
+# The maximum number of failed nodes that are kept although they never answered this node. The nodes with the lowest
+# keys in the ring are kept.
 MAX_UNMET = 1024
-# How many other nodes of this node's name are remembered; this node does not raise its incarnation above theirs.
+# The maximum number of other nodes with this node's name that are remembered. This node does not raise its incarnation
+# above the incarnations of these nodes.
 MAX_RIVALS = 64
 
 
 class Times(NamedTuple):
-    """Times, s. ``heartbeat``: the interval of pings of a watched node. ``suspect`` and ``failed``: after how long
-    without an answer a node is suspect, and has failed.
+    """Times, s. ``heartbeat``: the interval of pings of a watched node. ``suspect`` and ``failed``: the times without
+    an answer after which a node is suspect, and has failed.
     """
 
     heartbeat: float = 1.0
@@ -41,11 +45,12 @@ class Times(NamedTuple):
 
 
 class View:
-    """The state of all nodes as this node sees it. ``lies`` counts false claims. ``silent``: the nodes that have not
-    answered. ``checks`` counts the signatures checked since the last tick. ``wall_s``: the clock of this node.
+    """The state of all nodes as this node sees it. ``lies`` counts false claims. ``silent``: the nodes that did not
+    answer their last ping. ``checks`` counts the signatures checked since the last tick. ``wall_s``: the clock of this
+    node.
 
-    Hearsay can only add a node or make it suspect: before a node counts as failed, each node itself waits for the
-    suspect to refute the claim. A live node keeps its address until it has answered at a new address.
+    Hearsay can add a node, but can make a known node only suspect: before the suspect counts as failed, this node waits
+    for the suspect to refute the claim. A live node keeps its address until it has answered at a new address.
 
     A record is accepted if it is signed by the key that is bound to the node's name. The first key received for a name
     is bound, until the node itself answers with another key, or a certificate proves another key. ``key``: the key of
@@ -80,7 +85,9 @@ class View:
         return self._key.signed(record) if self._key else record
 
     def proof_for(self, nonce: bytes) -> bytes:
-        """Returns the signed ``nonce``, which proves to its maker that this node lives; empty without a key."""
+        """Returns the signed ``nonce``, which proves to the node that made it that this node is alive; empty without a
+        key.
+        """
         return self._key.answer(nonce, self.own) if self._key else b""
 
     def state_of(self, entry: Entry, now: float) -> str:
@@ -125,8 +132,8 @@ class View:
         self.silent.discard(entry.update.record.name)
 
     def judge(self, now: float) -> None:
-        """Claims that silent nodes are suspect, and later that they have failed. Also claims that a node has failed
-        if it did not refute in time that it is suspect.
+        """Claims that silent nodes are suspect, and later that they have failed. Also claims that a suspect
+        node has failed if it did not refute the suspicion in time.
         """
         for name in list(self.silent):
             entry = self.table.entries.get(name)
@@ -179,7 +186,8 @@ class View:
                 self._unknown(update, now)
             elif self._speaks_for(entry, record, now):
                 known = entry.update
-                # Nodes of older versions pass on the same claim without the signature.
+                # Nodes of older versions pass on the same claim without the signature: the signed update replaces the
+                # unsigned update.
                 signs = update.rank == known.rank and record.key and not known.record.key
                 if update.rank > known.rank or signs:
                     self._known(entry, update, now)
@@ -205,7 +213,9 @@ class View:
             self._adopt(update, now)
 
     def _crowded(self, host: str) -> bool:
-        """Returns whether ``host`` has MAX_OF_HOST nodes; a cluster on one machine may have any number."""
+        """Returns whether ``host`` has MAX_OF_HOST nodes; False for loopback hosts and Unix sockets, since a cluster on
+        one machine may have any number of nodes.
+        """
         return self.table.hosts[host] >= MAX_OF_HOST and not host.startswith(_ONE_MACHINE)
 
     def _known(self, entry: Entry, update: Update, now: float) -> None:
@@ -235,7 +245,7 @@ class View:
         elif key and gone and entry.proof is Proof.NONE:
             entry.key, entry.proof = key, Proof.HEARD
         if not proof and before and address != update.record.address:
-            # The node has not answered at its new address yet.
+            # The node has not answered at its new address yet, so ``heard`` is reset.
             entry.heard = None
         if was is Claim.FAILED and update.claim is Claim.ALIVE:
             entry.returned, entry.missing, entry.heard = now, None, None
@@ -247,19 +257,20 @@ class View:
             self.rumors.add(update)
 
     def _about_self(self, update: Update, now: float) -> None:
-        """Refutes a claim about this node, by an incarnation above the incarnation of the claim."""
+        """Refutes a claim about this node: announces a record whose incarnation is above that of the claim."""
         own, record = self.own, update.record
         if record.uid != own.uid and record.address != own.address:
-            # A ping shows whether the address is an earlier address of this node, or of another node with its name.
+            # A ping shows whether this is an earlier address of this node, or belongs to another node with its name.
             self.candidates.add(own.name, record.address, now)
         past = record.incarnation < own.incarnation or record.uid in self._rivals
-        # Nodes of older versions pass on the record without key and signature.
+        # Nodes of older versions drop the key and the signature when they pass on the record.
         same = record == own or (not record.key and record == own._replace(key=b"", signature=b""))
         if past or (same and update.claim is Claim.ALIVE):
             return
         if record.uid == own.uid and not same:
             self.lies += 1
-        # Other nodes accept no larger leap, and a node without our key must not exhaust our incarnations.
+        # Other nodes do not accept a larger increase, and a node without this node's key must not exhaust its
+        # incarnations.
         most = MAX_LEAP if record.key == own.key else MAX_STRANGE_LEAP
         if record.incarnation - own.incarnation <= most and record.incarnation + 1 < MAX_INCARNATION:
             self.announce(own._replace(incarnation=record.incarnation + 1))
@@ -270,7 +281,7 @@ class View:
         """Registers that another node, ``other``, answered at ``address`` with the name of this node."""
         if len(self._rivals) < MAX_RIVALS:
             self._rivals.add(other.uid)
-        self._conflict = now, f"{address} answers by the name {self.own.name}, too"
+        self._conflict = now, f"{address} answers under the name {self.own.name}, too"
 
     def vouched(self, sender: Record, address: str, now: float, proof: Proof = Proof.NONE) -> bool:
         """Stores ``sender``, the record of another node, which answered at ``address`` with ``proof``.
@@ -290,7 +301,7 @@ class View:
         if other and entry.live:
             # Both nodes answer, so two nodes have the same name.
             if entry.heard is not None and entry.heard >= self.candidates.since(sender.name, address):
-                entry.problem = now, f"{address} answers by its name, too"
+                entry.problem = now, f"{address} answers under this name, too"
             else:
                 self.candidates.add(sender.name, address, now)
         elif update.rank > entry.update.rank or known.uid != sender.uid:
@@ -298,7 +309,7 @@ class View:
         return True
 
     def introduced(self, sender: Record, now: float) -> None:
-        """Stores ``sender``, the record of a caller whose certificate proves that it is this node."""
+        """Stores ``sender``, the record of a caller whose certificate proves the name in the record."""
         entry = self.table.entries.get(sender.name)
         if sender.key and not is_signed(sender):
             self.lies += 1
@@ -317,17 +328,17 @@ class View:
     def _rebound(self, entry: Entry, update: Update, address: str, now: float, proof: Proof) -> bool:
         """Binds the key of ``update``, or no key, to its name, if no key is bound or ``proof`` proves more than before.
 
-        Returns whether it was bound. If not, the entry gets a problem: the node has a new key, or another node has its
-        name.
+        Returns whether the key was bound. If not, the entry gets a problem: either the node has a new key, or another
+        node uses its name.
         """
         there = address == entry.update.record.address
         more = proof > entry.proof or (proof is Proof.CERTIFICATE and (there or not entry.live))
-        # The bound key is known only by hearsay, and the node itself has no key.
+        # The bound key came only by hearsay, but the node answers without a key.
         unkeyed = there and entry.proof is Proof.HEARD and not update.record.key
         if not entry.key or more or unkeyed:
             entry.key, entry.proof = b"", Proof.NONE
             self._adopt(update, now, proof)
             return True
         how = "with another key" if update.record.key else "without its key"
-        entry.problem = now, f"{address} answers by its name {how}"
+        entry.problem = now, f"{address} answers under this name {how}"
         return False

@@ -61,14 +61,15 @@ SCAN_TIMEOUT_S = 10.0
 DAY_NS = 86_400_000_000_000
 TICK_S = 1.0
 LIBRARIES_TIMEOUT_S = 5.0
-# The time from the start to the loading of late programs, s: the first answer to a client comes before that.
+# Late BPF programs are loaded this many seconds after the start, so that they do not delay the first answer to a
+# client.
 LATE_S = 2.0
 
 
 class Collector:
-    """All parts of the collector, built in the order in which they need each other. ``start`` starts them.
+    """All parts of the collector, built in the order of their dependencies. ``start`` starts them.
 
-    Raises ProbingError if a part cannot be built; then the parts that were built are stopped.
+    Raises ProbingError if a part cannot be built; in that case the parts built before it are stopped.
     """
 
     def __init__(self, config: Config, kinds: Sequence[SourceType] = SOURCES) -> None:
@@ -79,9 +80,9 @@ class Collector:
         self._runtime = Path(config.runtime_dir)
         self._begun = math.inf
         started_ns = self._clock.pair().real_ns
-        # Set at the end of ``start``, and when the start failed.
+        # Set at the end of ``start``, or when the collector stops or cannot be built.
         self._settled = threading.Event()
-        # Guards ``follow``, which the main loop and the threads of clients call.
+        # Guards ``Pausing.follow``, because the main loop and the threads of clients call it.
         self._pause_lock = threading.Lock()
         self._undo = contextlib.ExitStack()
         with contextlib.ExitStack() as failed:
@@ -170,15 +171,15 @@ class Collector:
         except (AttachError, PrivilegeError) as e:
             raise explained(e) from e.__cause__
         self._undo.callback(session.close, True)
-        # The programs for collectives load in a thread while libraries are searched, which takes as long.
+        # A thread loads the programs for collectives during the search for libraries, because both take about as long.
         ahead = threading.Thread(target=_load_ahead, args=(session,), name="programs", daemon=True)
         ahead.start()
         self._undo.callback(ahead.join)
         return session
 
     def _make_discovery(self, own: OwnProcesses) -> Discovery:
-        """Returns the discovery of processes. It gets some facts from sources, and sources look up identities in it, so
-        it finds the sources when it needs them.
+        """Returns the discovery of processes. The discovery gets some facts from sources, and sources look up
+        identities in the discovery. Because of this cycle, the discovery looks up a source only when it needs a fact.
         """
 
         def stacks() -> StacksOnDemand:
@@ -199,7 +200,8 @@ class Collector:
         )
 
     def _python_version(self, pid: int, start_ns: int) -> str:
-        # ``python_version`` may start a parser, for which the start of the daemon should not wait.
+        # ``python_version`` may start a parser. The start of the daemon must not wait for a parser, so this call waits
+        # until the start is over.
         self._settled.wait()
         return self._context.find(StacksOnDemand).stacks.python_version(pid, start_ns)
 
@@ -220,8 +222,8 @@ class Collector:
         return context
 
     def _rows_read(self) -> Mapping[str, int]:
-        """Returns, by name, the position up to which each memory of a job was read at the end of the log; empty for
-        another boot.
+        """Returns the number of the next row to read from each memory file of a job, by file name. The numbers come
+        from the last record of the log. The result is empty if they are from another boot.
         """
         read = self._store.positions.get(JOB_ROWS, {})
         return read.get("rows", {}) if read.get("boot_id") == self._clock.boot_id else {}
@@ -281,7 +283,8 @@ class Collector:
             Ticker("mappings", LOOK_S, self._lifecycle.read_mappings, wakes=mappings.filenos() if mappings else ()),
             *own,
             Ticker("ticks", TICK_S, *(s.tick for s in self._sources if s.tick_s is None), cost.tick),
-            # Listeners of changed settings attach probes, and may wait for a parser: so they have their own thread.
+            # Listeners of changed settings attach probes and may wait for a parser, so they run in a thread of their
+            # own.
             Ticker("changes", TICK_S, self._changes.tick),
         ]
 
@@ -295,14 +298,14 @@ class Collector:
         self._sources.start()
         self._libraries.start()
         pair = self._clock.pair()
-        # The wall clock may have been set forward since the boot, so stored rows may have times before the boot: read
-        # one day more.
+        # If the wall clock was set forward since the boot, rows of this boot can have times before the computed boot
+        # time. So rows of one more day are read.
         boot_ns = pair.real_ns - pair.boot_ns - DAY_NS
         self._discovery.restore(self._store.rows("process.events", RESTORED, since_ns=boot_ns))
         for source in self._sources:
             for table, (columns, restore) in source.restored_tables.items():
                 restore(self._store.rows(table, columns, since_ns=boot_ns))
-        # After the processes are restored, so that the rows have their job and rank.
+        # This comes after the processes are restored, so that the rows get their job and rank.
         take_over_layouts(self._session, self._sources.rings, self._store, self._buffer, self._clock)
         self._discovery.start()
         self._drain_thread.start()
@@ -311,10 +314,11 @@ class Collector:
         for ticker in self._make_tickers():
             ticker.start()
             undo.callback(ticker.stop)
-        # Sources finish before the last drain, which writes the rows that they put at their end.
+        # Sources finish before the last drain, so that the last drain writes the rows that ``finish`` puts.
         for source in self._sources:
             undo.callback(source.finish)
-        # The start waits for the scans of sources, but not for slow processes and files.
+        # The start waits for the first scans, but only until these timeouts, so that slow processes and files do not
+        # delay it further.
         self._session.load_late(FIRST_OBJECT)
         self._libraries.scanned(LIBRARIES_TIMEOUT_S)
         self._discovery.scanned(SCAN_TIMEOUT_S)
@@ -361,8 +365,8 @@ class Collector:
         return {"keep_group": with_fields(records.keep), "kept_groups": lambda _: records.kept()}
 
     def _code_handlers(self, answers: StackAnswers) -> Mapping[str, Handler]:
-        """Returns the handler of the request that runs code in processes. Its module is imported only if it is
-        enabled.
+        """Returns the handler of the request that runs code in processes. The handler's module is imported only with
+        ``inject.enabled``.
         """
         if not self._config.inject.enabled:
             return {}
@@ -390,7 +394,7 @@ class Collector:
         return summary_of(self._status.to_dict())
 
     def complete(self) -> bool:
-        """Loads the next object that the start did not need. Returns whether all objects are loaded.
+        """Loads the next BPF object that the start did not need. Returns whether all objects are loaded.
 
         The main loop calls it before each ``check``. Raises AttachError, PrivilegeError.
         """
@@ -399,10 +403,11 @@ class Collector:
         return not self._session.late
 
     def check(self) -> None:
-        """Updates the heartbeat of the programs, and follows the pause. The main loop calls it each second.
+        """Tells the BPF programs that the daemon runs (heartbeat), and applies a changed pause. The main loop calls it
+        each second.
 
-        Raises InternalError if the rings are no longer drained, StoreError if the state directory was deleted: then a
-        new collector continues where this one stopped.
+        Raises InternalError if the rings are no longer drained, StoreError if the state directory was deleted.
+        After either error a new collector continues where this collector stopped.
         """
         if not self._drain_thread.is_alive():
             raise InternalError("the rings are not drained any more")
@@ -441,13 +446,13 @@ class Collector:
 
 
 def _tables_with_rows(store: Store) -> set[str]:
-    """Returns the names of the tables with segments, or with rows in the log."""
+    """Returns the names of the tables that have segments, or rows in the log."""
     files = store.snapshot()
     store.release(files["generation"])
     return {*files["tables"], *(table for part in files["parts"] for table in part["tables"])}
 
 
 def _load_ahead(session: Session) -> None:
-    # ``start`` tries again, and raises the error.
+    # Errors are ignored here: ``start`` loads the object again, and raises the error.
     with contextlib.suppress(ProbingError, OSError):
         session.load_late(FIRST_OBJECT)

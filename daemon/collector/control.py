@@ -1,7 +1,7 @@
 """Serves the collector's control socket, by which the service reaches the collector.
 
-Each request has a handler, which gets the header with the payload as a field, and returns header and payload of the
-answer.
+Each request has a handler. The handler gets the header of the request, with the payload as the field ``payload``, and
+returns the header and payload of the answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = (
     "Requests",
 )
 
-# Header and payload.
+# The header and the payload of an answer.
 _Answer = tuple[Header, bytes]
 Handler = Callable[[Header], _Answer]
 MAX_CONNECTIONS = 32
@@ -47,7 +47,9 @@ _log = logging.getLogger(__name__)
 
 
 class ControlServer:
-    """Listens on ``path`` with one thread for each connection, and refuses users that are not in ``users``."""
+    """Listens on ``path`` with one thread for each connection. Refuses users other than ``users``, root and the user of
+    this process.
+    """
 
     def __init__(self, path: Path, handlers: Mapping[str, Handler], users: frozenset[int]) -> None:
         self._path = path
@@ -63,7 +65,8 @@ class ControlServer:
             self._path.unlink()
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.bind(str(self._path))
-        # Any user may connect: only the service may enter the directory, and peer credentials are checked.
+        # The mode of the socket lets any user connect. That is safe: only the service can enter the directory, and peer
+        # credentials are checked.
         self._path.chmod(0o666)
         server.listen(MAX_CONNECTIONS)
         self._socket = server
@@ -83,7 +86,7 @@ class ControlServer:
             except OSError as e:
                 if self._socket is not server:
                     return
-                # No descriptor may be free now, or the client hung up: others must be answered later.
+                # Perhaps no descriptor is free now, or the client hung up. Later clients must be answered all the same.
                 _log.warning("a control connection cannot be accepted: %s", e.strerror)
                 time.sleep(ACCEPT_AGAIN_S)
                 continue
@@ -92,7 +95,7 @@ class ControlServer:
                 continue
             try:
                 threading.Thread(target=self._serve, args=(client,), name="control-client", daemon=True).start()
-            except RuntimeError as e:  # no thread can be started now; this one must go on
+            except RuntimeError as e:  # no thread can be started now; the accepting thread must continue
                 _log.warning("a control connection is not answered: %s", e)
                 client.close()
                 self._slots.release()
@@ -102,7 +105,7 @@ class ControlServer:
             with Channel(client) as channel:
                 _, uid, _ = peer_credentials(client)
                 if uid not in self._users:
-                    channel.send_error(PrivilegeError(f"user {uid} may not talk to the collector"))
+                    channel.send_error(PrivilegeError(f"user {uid} is not allowed to talk to the collector"))
                     return
                 while True:
                     self._answer(channel, channel.receive())
@@ -125,7 +128,7 @@ class ControlServer:
             header, payload = handler(fields)
         except ProbingError as e:
             channel.send_error(e)
-        except Exception as e:  # a bug in one handler must not end the daemon; the client sees it
+        except Exception as e:  # a bug in one handler must not end the daemon; the client gets the error
             _log.exception("request %s failed", op)
             channel.send_error(InternalError(f"the collector failed at {op}: {type(e).__name__}: {e}"))
         else:
@@ -140,10 +143,10 @@ MAX_DAMAGED = 64
 class Requests:
     """Answers requests. The fields of a request are the arguments of its method.
 
-    ``live``: functions that make the rows of live tables, by name. ``flush`` drains the rings, and returns why that
-    failed, or "". ``pause`` pauses or resumes the probes, and returns whether they are paused. ``tables`` describes the
-    tables of users. ``findings`` stores rows of ``diagnosis.findings``, and returns their number. ``conditions`` is
-    ``ConditionAnswers.conditions``.
+    ``live``: functions that make the rows of live tables, by table name. ``flush`` drains the rings, and returns why
+    that failed, or "". ``pause`` pauses or resumes the probes, and returns whether they are paused. ``tables``
+    describes the tables of users. ``findings`` stores rows of ``diagnosis.findings``, and returns their number.
+    ``conditions`` is ``ConditionAnswers.conditions``.
     """
 
     def __init__(
@@ -188,7 +191,7 @@ class Requests:
         }
 
     def release_all(self) -> None:
-        """Releases the snapshots of the connection that this thread served, which ended."""
+        """Releases the snapshots of the connection that this thread served and that has ended."""
         for generation in self._held():
             self._store.release(generation)
 
@@ -212,7 +215,7 @@ class Requests:
         return {}, b""
 
     def _damaged(self, paths: tuple[str, ...]) -> _Answer:
-        # The client is not trusted: the store ignores paths that are not its files.
+        # The client is not trusted: the store ignores paths that are not paths of its segments.
         reported = dict.fromkeys(paths[:MAX_DAMAGED])
         bad = [path for path in reported if self._store.quarantine(path, "a query could not read it")]
         return {}, json.dumps({"set_aside": bad}).encode()
@@ -286,8 +289,8 @@ class Requests:
 
 
 def _holds(needs: Mapping[str, Need], segment: Segment) -> bool:
-    """Returns whether ``segment`` may contain rows that ``needs``, by table, asks for. Without tables all rows are
-    needed.
+    """Returns whether ``segment`` may contain rows that its table's entry in ``needs`` asks for. An empty ``needs``
+    asks for all rows of all tables.
     """
     if segment.table not in needs:
         return not needs

@@ -65,8 +65,8 @@ class FindingRows:
         self._clock = clock
 
     def put(self, rows: Any) -> int:
-        """Stores ``rows``, dicts by column. Returns their number. Raises UsageError if they are not rows of
-        ``diagnosis.findings``.
+        """Stores ``rows``, dicts of values by column name. Returns their number. Raises UsageError if they are not rows
+        of ``diagnosis.findings``.
         """
         if not isinstance(rows, list) or len(rows) > _MAX_ROWS:
             raise UsageError(f"findings must be a list of at most {_MAX_ROWS} rows")
@@ -99,7 +99,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _package(name: str) -> str | None:
-    # Imported here, since it takes 1.7 MB and few queries need it.
+    # Imported here, because the module takes 1.7 MB and few queries need it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -109,7 +109,7 @@ def _package(name: str) -> str | None:
 
 
 def _distribution() -> str | None:
-    """Returns the name of the distribution by os-release(5); in a container it is the distribution of the image."""
+    """Returns the name of the distribution from os-release(5); in a container it is the distribution of the image."""
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "")[:_MAX_TEXT] or None
     except OSError:
@@ -117,9 +117,10 @@ def _distribution() -> str | None:
 
 
 INTERVAL_NS = 10_000_000_000
-# The estimated time of a hit of a cheap probe, ns (docs/benchmarks.md): probing.cost multiplies the hits by it.
+# The estimated CPU time of a hit of a cheap probe, ns (docs/benchmarks.md). probing.cost multiplies the number of hits
+# by this time.
 HIT_NS = 1000
-# The estimated time of a sample of some 30 frames, with its clock tick, ns (docs/benchmarks.md).
+# The estimated CPU time of a sample of about 30 frames, including its clock tick, ns (docs/benchmarks.md).
 SAMPLE_NS = 10_000
 _NAMES = {
     "probing.daemon.collector": "collector",
@@ -177,7 +178,8 @@ def _own_processes() -> dict[int, _Usage]:
     """
     pids = {os.getpid()}
     parent = os.getppid()
-    # The kernel's list of children is used because psutil reads all processes of the node, 11 us each.
+    # The kernel's list of children is used, because psutil would read all processes of the node to find the children,
+    # which takes 11 us for each process.
     with contextlib.suppress(OSError):
         pids |= {int(p) for p in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
     found = {}
@@ -199,9 +201,9 @@ _MAX_REASON = 300
 class Status:
     """The state of the collector: ``starting`` until ``ready`` is set.
 
-    ``paused`` returns why all probes are paused, or an empty text. ``drain`` returns the seconds since the last step of
-    the drain, and the bytes that wait in the rings. ``waiting`` returns the number of rows that wait for the log,
-    ``losses`` the number of reported losses by source and stage.
+    ``paused`` returns why all probes are paused, or an empty string. ``drain`` returns the seconds since the last step
+    of the drain, and the bytes that wait in the rings. ``waiting`` returns the number of rows that wait for the log,
+    ``losses`` returns the number of reported losses by source and stage.
     """
 
     def __init__(

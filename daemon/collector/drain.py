@@ -1,10 +1,10 @@
 """Writes the rings into the log: drain, assemble, append, commit. In this order a kill at any instant loses nothing.
 
-A ring's consumer position moves only after the record with its operations is in the log, and the record carries that
-position: a restarted collector continues from the position in the log, not from the ring's.
+A ring's consumer position moves only after the log record with the ring's operations is written. The log record also
+has this position, so a restarted collector continues from the position in the log, not from the position in the ring.
 
-The thread waits for nothing but the log. Records that cannot become rows yet stay in their ring (``ready``, ``takes``);
-a record that the log refuses is kept as it was assembled, and offered again after a pause that grows.
+The draining thread waits only for the log. Records that cannot become rows yet stay in their ring (``ready``,
+``takes``). A record that the log refuses is kept as it was assembled, and offered again with a growing backoff.
 """
 
 from __future__ import annotations
@@ -29,26 +29,31 @@ from probing.daemon.store.store import Store
 
 __all__ = ("DrainLoop", "Positions")
 
-# The time between two looks at the rings, s: a look costs less than a wakeup for each record. It is chosen so that a
-# ring can take the records of four intervals, at the rate since the last look.
+# The intervals at which the rings are polled (a look), s: a look costs less than a wakeup for each record. The interval
+# is chosen so that each ring can hold the records of four intervals, at the rate since the last look.
 QUIET_LOOK_S, LOOK_S, SOON_S = 0.5, 0.1, 0.01
-# A ring with fewer records than this is looked at every LOOK_S, because a job may begin at full speed.
+# If a ring can hold fewer records than this, the rings are polled every LOOK_S even while they are quiet, because a job
+# may begin at full speed.
 QUIET_RECORDS = 256
-# How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
-# it waits for many records; a power cut loses the waiting records. A query drains the rings first.
+# The maximum time for which finished operations wait in a ring, s. Draining costs about the same for one record as for
+# a thousand, so records are collected for this long. A power cut loses the records that wait. A query drains the rings
+# first.
 REST_S = 1.0
-# A ring is drained at once when it is filled to one part in FULL_SHARE, or in its own ``full_share``.
+# A ring is drained at once when 1/FULL_SHARE of it is filled. A consumer can set another ``full_share``.
 FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
-# The drain offers a refused record to the log again after this time, s: at first, and at most.
+# The retry backoff for a record that the log refused, s: the first pause, and the maximum pause.
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
-# The time between two garbage collections, s: CPython starts none by itself here (``collector.process``).
+# The time between two garbage collections, s: CPython's automatic garbage collection is off in this process
+# (``collector.process``).
 GC_S = 120.0
 _log = logging.getLogger(__name__)
 
 
 class _Record(NamedTuple):
-    """A record for the log. ``ends``: position after its last record, by ring. ``size``: bytes taken from the rings."""
+    """A record for the log. ``ends``: by ring, the position after the last record taken from it. ``size``: the number
+    of bytes taken from the rings.
+    """
 
     batches: dict[str, list[pa.RecordBatch]]
     positions: Positions
@@ -58,11 +63,11 @@ class _Record(NamedTuple):
 
 
 class DrainLoop:
-    """Drains the rings in a thread. ``consumers``: the consumer of each ring. Each look at the rings calls all of
-    ``each_look``, and passes the records of a ring to ``record``.
+    """Drains the rings in a thread. ``consumers``: the consumer of each ring. All of ``each_look`` are called at each
+    look at the rings. ``record`` is called with all records that are drained.
 
-    ``takes`` returns how many of a ring's first records may become rows now. Records of ``identified`` consumers wait
-    for it, unless the ring is half full.
+    ``takes`` returns how many of a ring's records, from the first on, may become rows now; the rest stays in the ring.
+    ``takes`` is called only for consumers with ``identified``, and not if the ring is more than half full.
     """
 
     def __init__(
@@ -106,7 +111,8 @@ class DrainLoop:
         self._logged = ""
 
     def resume(self) -> dict[str, int]:
-        """Moves the position of every ring after the records that the log holds. Returns the reported losses by ring.
+        """Moves the position of every ring to the end of the records that the log holds. Returns, by ring, the number
+        of lost records that were already reported.
 
         If the consumer position of a ring is ahead of the position in the log, a part of the log with records was lost:
         this is reported as a loss.
@@ -144,7 +150,8 @@ class DrainLoop:
     def _look(self) -> bool:
         """Waits for the next look at the rings. Returns whether ``flush`` or ``stop`` asked for it."""
         if self._held:
-            # A flush waits for records that are held back.
+            # While records are held back, a waiting ``flush`` sets ``_wake`` again and again. Without this pause,
+            # ``wait`` would return at once each time.
             time.sleep(SOON_S)
         asked = self._wake.wait(SOON_S if self._held else self._pause())
         self._wake.clear()
@@ -155,8 +162,8 @@ class DrainLoop:
         self._wake.set()
 
     def flush(self, timeout: float = 1.0) -> str:
-        """Waits until the log has all records that are in the rings now. Returns "", or why the log lacks some after
-        ``timeout`` s."""
+        """Waits until the log has all records that are in the rings now. Returns "", or why some are still not in the
+        log after ``timeout`` seconds."""
         marks = {name: ring.end for name, ring in self._rings.items() if self._consumers[name].identified}
         with self._done:
             # The running cycle may have read the rings before this call, so only the next cycle counts.
@@ -173,19 +180,20 @@ class DrainLoop:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the loop last finished a step, such as a ring. It finishes several steps each second, even
-        while the log fails."""
+        """Seconds since the loop last finished a step, such as draining a ring. The loop finishes several steps each
+        second, even while the log fails."""
         return time.monotonic() - self._moved
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait in the rings. Safe for any thread."""
+        """Bytes that wait in the rings. Thread-safe."""
         return sum(ring.backlog for ring in self._rings.values())
 
     def once(self, due: Collection[str] | None = None) -> int:
         """Runs one cycle over the rings that are ``due`` (None: all). Returns the number of bytes taken from them.
 
-        Raises StoreError; then nothing was committed, and the next cycle offers the same record first.
+        Raises StoreError; in that case nothing was committed, and the next cycle offers the same record to the log
+        again.
         """
         found = self._refused or self._assembled_record(self._rings if due is None else due)
         self._refused = found
@@ -203,8 +211,8 @@ class DrainLoop:
         return found.size
 
     def _leave_out(self, record: _Record, error: FormatError) -> None:
-        """Removes the largest table from a record that is too large: otherwise no later row would reach the log. Its
-        rows are a loss. Raises ``error`` if no table is left.
+        """Removes the largest table from a record that is too large: otherwise no later row would reach the log. The
+        removed rows are reported as a loss. Raises ``error`` if no table is left.
         """
         if not record.batches:
             raise error
@@ -234,7 +242,8 @@ class DrainLoop:
                 if batch.num_rows:
                     batches.setdefault(table, []).append(batch)
                     self._buffer.rows[table] += batch.num_rows
-        # Even without records the log gets the row of the loss with this position, so it is reported only once.
+        # A ring without new records also gets a position if it has lost more records. The row of this loss is in the
+        # same log record, so the loss is reported only once.
         for name, ring in self._rings.items():
             if name not in ends and positions.get(name, {}).get("lost", 0) != lost.get(name, 0):
                 positions[name] = self._place(ring, ring.position, lost)
@@ -263,7 +272,7 @@ class DrainLoop:
     def _assembled(self, name: str, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         try:
             return self._consumers[name].assemble(records, pair)
-        except Exception as e:  # the same records would fail each time, and delay all later ones
+        except Exception as e:  # the same records would fail each time, and delay all later records
             _log.exception("%d records of ring %s cannot be assembled", len(records), name)
             reason = f"{type(e).__name__} in assembly"
             self._buffer.lost(Loss(name, "", "assembly", reason, pair.real_ns, pair.real_ns, len(records)))
@@ -280,7 +289,9 @@ class DrainLoop:
         }
 
     def _pause(self) -> float:
-        """Returns the seconds until the next look, by how fast the rings filled since the last call."""
+        """Returns the seconds until the next look, computed from the rate at which the rings filled since the last
+        call.
+        """
         now = time.monotonic()
         elapsed = max(now - self._looked, 0.001)
         ends = {name: ring.end for name, ring in self._rings.items()}
@@ -297,7 +308,8 @@ class DrainLoop:
 
     def _drain(self, due: set[str]) -> None:
         if time.monotonic() >= self._retry_at:
-            # What comes meanwhile waits for the next cycle: a flood of records would let this one never end.
+            # Records that arrive meanwhile wait for the next cycle: otherwise a flood of records would keep this cycle
+            # from ending.
             ends = {name: self._rings[name].end for name in due}
             try:
                 while self.once(due) >= MAX_DRAIN_BYTES // 2:
@@ -318,11 +330,11 @@ class DrainLoop:
         self.failure, self._retry_s = None, RETRY_S
 
     def _was_refused(self, error: StoreError) -> None:
-        """Logs the first error of each kind only: a disk can be full for days, and the message has other numbers each
-        time.
+        """Logs the first error of each kind only: a disk can be full for days, and the numbers in the message change
+        each time.
         """
         if self.failure is None or self._logged != error.kind:
-            _log.error("the log takes no rows, what comes stays in the rings while it fits: %s", error.message)
+            _log.error("the log takes no rows, new records stay in the rings while they fit: %s", error.message)
         self.failure, self._logged = error.message, error.kind
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)

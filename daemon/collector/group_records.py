@@ -1,4 +1,4 @@
-"""Keeps the records of groups in the state directory, which the service may not enter.
+"""Keeps the records of groups in the state directory, which the service is not allowed to enter.
 
 A record is on disk before the service answers another node, since an answer is a promise that a power cut must not
 undo. The collector does not read the records.
@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 class GroupRecords:
-    """The records in ``directory``, by name of the group. Handlers of the control socket; safe for many threads."""
+    """The records in ``directory``, by name of the group. The methods handle requests of the control socket.
+    Thread-safe.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -34,10 +36,11 @@ class GroupRecords:
         self._numbers: dict[str, int] = {}
 
     def keep(self, group: str, number: int, payload: bytes) -> tuple[Header, bytes]:
-        """Writes the record of a group, the payload in UTF-8. ``number`` grows with each record of the group.
+        """Writes the record of a group. ``payload``: the record, in UTF-8. ``number`` grows with each record of the
+        group.
 
-        Raises UsageError for a record that is too large, and for a late one, whose number a newer record has passed:
-        its sender has stopped waiting for it. Raises StoreError.
+        Raises UsageError for a record that is too large, and for a record that arrives after a record with the same or
+        a larger number: the sender of such a late record has stopped waiting. Raises StoreError.
         """
         with self._lock:
             if number <= self._numbers.get(group, -1):
@@ -50,7 +53,7 @@ class GroupRecords:
         if len(record) > MAX_RECORD:
             raise UsageError(f"the record of a group has {len(record):,} bytes", hint=f"at most {MAX_RECORD:,}")
         if not NAME.fullmatch(group):
-            raise UsageError("the record has no name of a group")
+            raise UsageError("the record does not have a valid group name")
         path = self._directory / f"{group}.json"
         partial = path.with_suffix(f".{os.urandom(8).hex()}.new")
         try:

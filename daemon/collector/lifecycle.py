@@ -1,7 +1,7 @@
 """The source of processes: passes events of the kernel to discovery, and new mappings to the watch of libraries.
 
-The more events a process has, the more rarely it is passed on (``Pace``). Records of a process that is not identified
-yet wait in their ring for a short time (``IdentityWait``).
+Processes with frequent events are passed on less often (``Pace``). Records of a process that is not identified yet wait
+in their ring for a short time (``IdentityWait``).
 """
 
 from __future__ import annotations
@@ -50,14 +50,16 @@ class _Known:
 
 
 class Pace:
-    """Lets a process with frequent events pass only after growing pauses. For one thread."""
+    """Rate-limits processes with frequent events: each time a process passes, the pause before it may pass again
+    doubles, up to LAST_S. Not thread-safe.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
     def passing(self, pids: Iterable[int]) -> list[int]:
-        """Returns the processes among ``pids``, which had events, that pass now, and earlier processes whose pause is
-        over. Call it often.
+        """Returns the processes that pass now. ``pids``: the processes that had an event. A process in a pause is
+        returned by the first call after its pause, so call this often.
         """
         now = time.monotonic()
         for pid in pids:
@@ -77,8 +79,8 @@ class Pace:
 
 
 FORK, EXEC, EXIT, OOM = 1, 2, 3, 4
-# The interval at which all processes are scanned, s, if the kernel does not report new mappings; if it does, the
-# interval between two looks for CPUs that came online.
+# If the kernel does not report new mappings, all processes are scanned at this interval, s. If it does, this is the
+# interval of the search for CPUs that came online.
 SCAN_S = 30.0
 
 
@@ -123,7 +125,7 @@ class Lifecycle(Source):
         self._settings.forget(process.pid, process.start_ns)
 
     def states(self, totals: Totals) -> list[SourceState]:
-        silent = [f"process {q.pid} is not read, an earlier read did not end ({q.op})" for q in self._quarantined()]
+        silent = [f"process {q.pid} is not read: an earlier read did not end ({q.op})" for q in self._quarantined()]
         if self._mappings is None:
             silent.append("new mappings are found by polling: kernel.perf_event_paranoid is above 2")
         return [totals.of(self.name, self.table, "lifecycle", reason=first_of(silent))]
@@ -174,9 +176,9 @@ class Lifecycle(Source):
         return set(self._young.due())
 
 
-# The longest time for which records wait for the identity of their process, s. The wait delays only queries.
+# The maximum time for which records wait for the identity of their process, s. The wait delays only queries.
 HOLD_S = 0.5
-# The most processes for which records may wait, some 200 bytes each; the oldest is dropped first.
+# The maximum number of processes for which records wait, about 200 bytes each. The oldest process is dropped first.
 MAX_SEEN = 65536
 _MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
 
@@ -190,10 +192,11 @@ class IdentityWait:
         self._since: OrderedDict[tuple[int, int], float] = OrderedDict()
 
     def takes(self, records: npt.NDArray[Any]) -> int:
-        """Returns how many of the first ``records`` may become rows now: all before the first record whose process is
-        awaited.
+        """Returns the number of records that may become rows now: all records before the first record whose process is
+        still awaited.
 
-        ``records`` have ``tgid`` and ``start_ns``. The wait for each unknown process in them begins now.
+        ``records`` have ``tgid`` and ``start_ns``. The wait for a process begins at the first call with a record of
+        this process.
         """
         mixed = records["start_ns"] * _MIX + records["tgid"]
         firsts = np.unique(mixed, return_index=True)[1].tolist()

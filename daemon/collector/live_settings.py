@@ -27,7 +27,7 @@ from probing.daemon.store.maintenance.grace import Deletion
 
 __all__ = ("SETTINGS", "Changes")
 
-# The settings that can be changed; True: also for a single job or process.
+# The settings that can be changed. True: the setting can also be changed for a single job or process.
 SETTINGS = {
     "sampling.hz": True,
     "sampling.off_cpu": True,
@@ -70,7 +70,7 @@ class _Change(msgspec.Struct, frozen=True):
 
 
 class Changes:
-    """The changed settings. Safe for any thread. ``listeners`` are called, without arguments, after every change.
+    """The changed settings. Thread-safe. ``listeners`` are called, without arguments, after every change.
 
     ``path``: the file of changes that outlive the daemon. ``now_ns`` returns UTC ns. ``deletes`` returns the stored
     rows that given values would delete; ``waiting`` returns, by key, the rows that the current values will delete.
@@ -110,8 +110,8 @@ class Changes:
         persist: bool = False,
         confirmed: bool = False,
     ) -> None:
-        """Changes a setting. Raises UsageError or ConfigError for a wrong value, UsageError for a value that would
-        delete rows unless it is ``confirmed``, StoreError if the file cannot be written.
+        """Changes a setting. Raises UsageError or ConfigError for a wrong value, UsageError if the value would delete
+        rows and the change is not ``confirmed``, StoreError if the file cannot be written.
         """
         self._check(key, bool(job or process[0]))
         self._require(key, text, confirmed=confirmed)
@@ -163,8 +163,8 @@ class Changes:
             self._notify()
 
     def to_list(self, key: str = "") -> list[dict[str, object]]:
-        """Returns the value for all processes, and each change, of the setting ``key`` (empty: of all settings), as
-        dicts with the fields of probing.v1.Setting. Raises UsageError.
+        """Returns the values of the setting ``key`` (empty: of all settings), as dicts with the fields of
+        probing.v1.Setting: the value for all processes, and a value for each changed job or process. Raises UsageError.
         """
         if key:
             self._check(key, particular=False)

@@ -12,11 +12,11 @@ from probing.daemon.source import Loss, ProbeSlot, Sink
 
 __all__ = ("LossMeter",)
 
-# How long a probe stays off after all processes together hit it too often, ns.
+# A probe that was hit too often on one CPU, by all processes together, stays off for this time, ns.
 REST_NS = 10_000_000_000
-# PROBE_BUDGETS of guard.bpf.h.
+# A probe is switched off when one CPU accepts this multiple of its budget in a second: PROBE_BUDGETS of guard.bpf.h.
 PROBE_BUDGETS = 8
-# Tables of operations that stay open if their probes miss the end.
+# Tables whose operations stay open if the probes miss their end.
 ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
 
 
@@ -24,8 +24,8 @@ class _Refusals:
     """Reports refused hits. ``look`` reports the hits refused since its last call, or since the last report of the
     previous collector.
 
-    ``blinded`` is called with the monotonic time up to which ends of operations may have been missed, and the pid
-    (None: all processes).
+    ``blinded`` is called with the monotonic time up to which ends of operations may have been missed, and with the pid
+    of the process that missed them (None: all processes).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class _Refusals:
         self._budget = budget
         self._blinded = blinded
         self._reported = {slot: session.reported_refusals(slot) for slot in slots}
-        # The refusals by process at the last report, from which ``_report`` computes the later refusals.
+        # The refusals by process at the last report. ``_report`` subtracts them to get the later refusals.
         last = max((ts for _, ts in self._reported.values()), default=0)
         self._of_processes = session.refusals(before_ns=last - pair.mono_to_utc_ns)
         for slot in slots:
@@ -66,7 +66,7 @@ class _Refusals:
             if counts["off_ns"] and pair.mono_ns - counts["off_ns"] > REST_NS:
                 self._session.set_budget(slot, self._budget)
         if of_processes is not None:
-            # Processes that were dropped from the kernel's map are dropped here, too.
+            # Processes that were dropped from the kernel's map are dropped from this dict, too.
             self._of_processes = {key: min(self._of_processes.get(key, 0), n) for key, n in of_processes.items()}
 
     def _report(
@@ -84,7 +84,8 @@ class _Refusals:
         limit = f"more than {self._budget} times a second"
         for (number, pid), refused in of_processes.items():
             before = self._of_processes.get((number, pid), 0)
-            # A count that is smaller than before was reset. Counts may have grown since the total was read.
+            # A count that is smaller than before was reset. Counts may have grown since the total was read, so ``left``
+            # limits them.
             more = min(refused - before if refused >= before else refused, left)
             if number == slot and more > 0:
                 self._lose(probe, probe.why or f"this process hit {probe.name} {limit}", since, pair, more, pid)
@@ -100,7 +101,8 @@ class _Refusals:
 
     def _lose(self, probe: ProbeSlot, reason: str, since: int, pair: ClockPair, count: int, pid: int | None) -> None:
         self._sink.lost(Loss(probe.source, probe.table, "kernel", reason, since, pair.real_ns, count, pid))
-        # A share that is used up refuses beginnings of operations, and no ends.
+        # If ``why`` is set, the slot limits the share of a map or ring that a process may use. A used-up share refuses
+        # beginnings of operations, not ends.
         if probe.table in ENDS_SEEN_BY and not probe.why:
             self._blinded(pair.mono_ns, pid)
 
@@ -135,14 +137,14 @@ class LossMeter:
         self._counters = session.counters()
         self._lost = dict(known_lost)
         self._refusals = _Refusals(session, sink, slots, budget, blinded, self._last)
-        # When the pause began, UTC ns, also if an earlier daemon began it; the start of this one if that is unknown.
+        # When the pause began, UTC ns, even if an earlier daemon began it. If unknown, the start of this daemon counts.
         began = session.paused_ns
         since = began + self._last.mono_to_utc_ns if began else self._last.real_ns
         self._paused_since = since if session.paused else None
 
     @property
     def lost(self) -> dict[str, int]:
-        """The number of lost records by ring that rows of probing.losses report."""
+        """By ring, the number of lost records that rows of probing.losses report."""
         return dict(self._lost)
 
     @property
@@ -161,8 +163,8 @@ class LossMeter:
         return self._counters.get("python_samples", {}).get("pushed", 0)
 
     def pause(self, paused: bool) -> None:
-        """Notes the begin of a pause. At its end, reports the time without probes, however short, as a gap of each
-        table.
+        """Notes the beginning of a pause. At the end of the pause, reports the time without probes, however short, as a
+        gap of each table.
         """
         now = self._clock.pair().real_ns
         if paused:

@@ -15,8 +15,8 @@ class Pausing:
     """The state of the pause. ``asked``: a client has paused the probes. ``file`` pauses the probes as long as it
     exists.
 
-    An earlier daemon's pause goes on if a client asked for it; a pause by the file ends with the file, also if the file
-    went while no daemon ran.
+    A pause that a client asked for outlives the daemon. A pause by the file ends when the file is removed, even if it
+    is removed while no daemon runs.
     """
 
     def __init__(self, session: Session, file: Path, clock: Clock) -> None:

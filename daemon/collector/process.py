@@ -1,4 +1,6 @@
-"""The main function of the collector process. The supervisor or a systemd unit starts it with its rights."""
+"""The main function of the collector process. The supervisor or a systemd unit starts the process with the rights that
+it needs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from probing.daemon.supervisor.notify import Status
 
 __all__ = ("main",)
 
-# The time between two checks, s: while programs are still to be loaded, and later.
+# The time between two checks, s: _SOON_S while programs are still to be loaded, _CHECK_S after that.
 _SOON_S, _CHECK_S = 0.5, 1.0
 # The status that systemd shows is updated at every second check.
 _STATUS_CHECKS = 2
@@ -40,7 +42,7 @@ def main() -> int:
         ends.callback(watch.stop)
         collector = Collector(config)
         ends.callback(collector.stop)
-        # The watchdog stops first, since the end of the collector may take longer than a step of a healthy collector.
+        # The watchdog stops first: shutting down the collector may take longer than the watchdog allows for a step.
         ends.callback(watch.stop)
         collector.start()
         gc.collect()

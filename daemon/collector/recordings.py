@@ -34,7 +34,7 @@ __all__ = (
 )
 
 Record = Callable[[str, ClockPair, npt.NDArray[Any]], None]
-"""A function of (ring, the clocks when the ring was read, its records)."""
+"""A function that gets the name of a ring, the clock readings when the ring was read, and the records of the ring."""
 
 
 def open_recorder(folder: Path, clock: Clock) -> Recorder:

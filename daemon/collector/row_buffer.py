@@ -1,4 +1,4 @@
-"""Keeps the rows that sources put until the next drain."""
+"""Holds the rows that sources put, until the next drain writes them to the log."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from probing.daemon.source import Loss
 
 __all__ = ("RowBuffer",)
 
-# The most rows that wait while the log cannot be written; further rows are dropped and counted.
+# The maximum number of rows that wait while the log cannot be written; further rows are dropped and counted.
 MAX_WAITING_ROWS = 200_000
-# The most bytes that these rows have: a record of the log has a limit, too, and so has this process.
+# The maximum size of the waiting rows, bytes: a record of the log and the memory of this process are limited.
 MAX_WAITING_BYTES = 64 << 20
-# The bytes that each column of a batch needs beside its values, about.
+# The approximate size of a column of a batch without its values, bytes.
 _COLUMN_BYTES = 256
-# The most distinct losses that wait; of further losses, those of one source, table and stage are one loss.
+# The maximum number of distinct losses that wait. Further losses of the same source, table and stage become one loss.
 MAX_WAITING_LOSSES = 4096
-_OTHERS = "very many processes and reasons at once: these are together"
+_OTHERS = "too many processes and reasons at once: these losses are merged"
 _log = logging.getLogger(__name__)
 
 
 class RowBuffer:
-    """The ``Sink`` of all sources. The drain loop removes its rows for each record of the log.
+    """The ``Sink`` of all sources. For each record of the log, the drain loop takes the rows out of the buffer.
 
     ``observers``, by table, receive the batches of other sources; ``loss_listeners`` receive each loss.
     """
@@ -46,8 +46,8 @@ class RowBuffer:
         self._batches: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._losses: dict[tuple[str, str, str, str, int | None], Loss] = {}
         self._waiting = self._waiting_bytes = 0
-        # The positions up to which memories of jobs were read, by name: for the rows that were put, and for the rows
-        # that ``take`` returned last.
+        # The positions up to which memory files of jobs were read, by file name. ``_read`` includes all rows that were
+        # put, ``taken_read`` only the rows that ``take`` has returned.
         self._read: dict[str, int] = {}
         self.taken_read: dict[str, int] = {}
         self.rows: dict[str, int] = defaultdict(int)
@@ -67,7 +67,8 @@ class RowBuffer:
             raise TypeError(f"rows for {table} do not have its schema")
         size = batch.nbytes + batch.num_columns * _COLUMN_BYTES
         with self._lock:
-            # The position also counts if the rows are refused: then they are a loss, and are not read again.
+            # The read positions advance even if the rows are refused: refused rows are recorded as lost and not read
+            # again.
             self._read.update(read)
             reason = ""
             if self._waiting + batch.num_rows > MAX_WAITING_ROWS:
@@ -86,15 +87,15 @@ class RowBuffer:
             self.observe(table, batch, self._clock.pair())
 
     def observe(self, table: str, batch: pa.RecordBatch, pair: ClockPair) -> None:
-        """Passes a batch, made with ``pair``, to the observers of its table."""
+        """Passes a batch to the observers of its table. ``pair``: the clock readings that belong to the batch."""
         for observer in self.observers.get(table, ()):
             try:
                 observer(batch, pair)
-            except Exception:  # what one observer cannot take must not cost the rows, nor the other observers
+            except Exception:  # an observer that fails must not lose the rows or stop the other observers
                 _log.exception("an observer of %s failed", table)
 
     def restore(self, read: Mapping[str, int]) -> None:
-        """Takes over the positions up to which the previous collector had read memories of jobs."""
+        """Takes over the positions up to which the previous collector had read memory files of jobs."""
         with self._lock:
             self._read.update(read)
 
@@ -109,7 +110,7 @@ class RowBuffer:
         for listener in self.loss_listeners:
             try:
                 listener(loss)
-            except Exception:  # the source that reports a loss is not to blame
+            except Exception:  # a listener that fails must not disturb the source that reports the loss
                 _log.exception("a listener to losses failed")
 
     def _add_loss(self, loss: Loss) -> None:

@@ -1,4 +1,4 @@
-"""Reads the limits of the store and the users from the configuration."""
+"""Reads the limits of the store, and the users of the daemon's processes, from the configuration."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
 
 
 def check_setting(key: str, value: Any) -> None:
-    """Checks a value beyond its type. Raises ConfigError."""
+    """Checks a value whose type was checked before. Raises ConfigError."""
     if key in (_TABLE_BYTES, _TABLE_DAYS):
         _table_numbers(key, value)
 
 
 def check_settings(config: Config) -> None:
-    """Raises the ConfigError that a collector of ``config`` would raise at its start."""
+    """Raises the ConfigError that a collector with the configuration ``config`` would raise at its start."""
     limits_of(config, lambda key: checked_text(key, text_of(config, key)))
     user_number(config.users.service)
 
@@ -71,13 +71,13 @@ def _table_numbers(key: str, entries: Sequence[str]) -> Mapping[str, float]:
             number = math.nan
         if not least <= number <= most:
             example = "2000000000" if key == _TABLE_BYTES else "1.5"
-            hint = f"it must be TABLE=NUMBER, at least {least:.12g}, as {name}={example}"
+            hint = f"it must be TABLE=NUMBER, at least {least:.12g}, such as {name}={example}"
             raise ConfigError(f"{key} = {entry[:80]!r} is wrong", hint=hint)
         found[name] = number
     return found
 
 
-# Returns a hint if no stored table has the name ``name``; empty if there is such a table.
+# Returns a hint if there is no stored table ``name``; an empty string if there is such a table.
 def _no_table(name: str) -> str:
     schema, _, rest = name.partition(".")
     if schema == SCHEMA and USER_NAME.fullmatch(rest):
@@ -90,7 +90,7 @@ def _no_table(name: str) -> str:
 
 
 def own_users(config: Config) -> frozenset[int]:
-    """Returns the uids of the daemon's processes, except root, who may also train."""
+    """Returns the uids of the daemon's processes. Root is left out, because training processes may also run as root."""
     users = config.users
     found = set()
     for user in (users.collector, users.service, users.worker):

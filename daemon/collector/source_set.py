@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 def objects_of(kinds: Sequence[SourceType]) -> tuple[list[str], list[str]]:
-    """Returns the names of the BPF objects that sources require, and of optional objects."""
+    """Returns the names of the BPF objects that sources require, and the names of optional objects."""
     return [name for kind in kinds for name in kind.objects], [name for kind in kinds for name in kind.optional_objects]
 
 
@@ -74,7 +74,7 @@ class SourceSet:
         return iter(self._sources)
 
     def build(self, kinds: Sequence[SourceType], context: Context, undo: ExitStack) -> None:
-        """Makes a source of each class in ``kinds``. ``undo`` stops the sources, the last one first."""
+        """Makes a source of each class in ``kinds``. ``undo`` stops the sources, the last source first."""
         for kind in kinds:
             source = kind.make(context)
             context.share(source)

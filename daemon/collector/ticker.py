@@ -18,8 +18,9 @@ _log = logging.getLogger(__name__)
 class Ticker:
     """A thread that calls each of ``steps`` every ``interval_s`` seconds, at the same moments as other tickers.
 
-    An exception of a step is logged, and the step is called again. With ``wakes`` (descriptors) the thread also sleeps
-    until a descriptor is readable, so that it handles the events of an interval together.
+    An exception of a step is logged, and the step is called again after the next interval. With ``wakes``
+    (descriptors), the thread also waits after each interval until a descriptor is readable. So idle intervals are
+    skipped, and the events of an interval are handled in one batch.
     """
 
     def __init__(
@@ -58,5 +59,5 @@ class Ticker:
             for step in self._steps:
                 try:
                     step()
-                except Exception:  # an error of one source must not end the ticks of the others
-                    _log.exception("a turn of %s failed", self._thread.name)
+                except Exception:  # an error of one source must not end the ticks of the other sources
+                    _log.exception("a step of %s failed", self._thread.name)

@@ -1,4 +1,6 @@
-"""Takes over from another version: writes finished and open records in the maps of its programs to the log, once."""
+"""Takes over from another version of the daemon: writes the finished and open records that are in the rings and maps of
+that version's programs to the log, once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def take_over_layouts(
 ) -> None:
     """Writes the records in all layouts of other versions to the log.
 
-    Reports the time in which no daemon ran, and adopted programs recorded nothing, as a loss.
+    Reports a loss for the time in which no daemon ran and the adopted programs recorded nothing.
     """
     pair = clock.pair()
     if session.blind:
@@ -51,12 +53,12 @@ def take_over(
     sink: Sink,
     clock: Clock,
 ) -> None:
-    """Writes rows of the records in the rings and in the maps of open records of ``foreign``, a stopped layout of
-    another version; then removes the layout. ``records``: the records of our rings.
+    """Writes the rows of ``foreign``, a stopped layout of another version, to the log: of the records in its rings and
+    of the open records in its maps. Then removes the layout. ``records``: the record type of each ring of this version.
 
-    Nothing is written twice, wherever the other version or this process is killed: a ring is read on from its position
-    in the log, and the log has a position in the name of the layout once the open records are written. Fields that the
-    other version lacks are zero, and are reported as a loss.
+    No record is written twice, even if the other version or this process is killed at any point: a ring is read from
+    its position in the log, and the log record with the open records also has a position, whose name contains the name
+    of the layout. Fields that the other version lacks are zero, and are reported as a loss.
     """
     for ring, consumer in consumers.items():
         if (source := foreign.rings.get(ring)) is not None:
@@ -85,16 +87,17 @@ class _Takeover:
         ring = self._source.name
         reported = 0
         if (known := self._known(ring)) is not None:
-            # The other version may have been killed between log and commit.
+            # The other version may have been killed after it wrote the log and before it moved the position of the
+            # ring.
             self._source.reset(int(known["position"]))
             reported = int(known.get("lost", 0))
         lost = self._lost()
         if lost > reported:
             self._lose("ring", "the ring was full", lost - reported)
         if self._consumer.ready is not None:
-            # These records refer to state of the version that wrote them.
+            # These records refer to state of the version that wrote them, so this version cannot make rows of them.
             if unread := self._source.records_in(self._source.backlog):
-                self._lose("ring", "the version before had not read them when it ended", unread)
+                self._lose("ring", "the previous version had not read them when it ended", unread)
             return
         while len((drained := self._source.drain(MAX_DRAIN_BYTES)).records):
             self._append(drained.records, {ring: self._place(drained.position, lost)})
@@ -110,12 +113,12 @@ class _Takeover:
         _, values = open_map.items()
         self._append(values, {name: self._place(self._source.position, 0)}, self._consumer.abandoned)
         if missing := sorted(set(self._record.names or ()) - set(self._source.record.names or ())):
-            self._lose("assembly", f"the version before did not record {', '.join(missing)}", 0)
+            self._lose("assembly", f"the previous version did not record {', '.join(missing)}", 0)
 
     def _append(
         self, records: Records, positions: Positions, finished: Callable[[Records], Records] = lambda records: records
     ) -> None:
-        """Writes the rows of records, which ``finished`` makes from those of the map of open records."""
+        """Writes the rows of ``records``. ``finished`` turns open records into finished records."""
         pair = self._clock.pair()
         assembled = self._assembled(records, pair, finished)
         self._log.append({table: [batch] for table, batch in assembled.items() if batch.num_rows}, positions, pair)
@@ -126,7 +129,7 @@ class _Takeover:
         try:
             return self._consumer.assemble(finished(self._as_ours(records)), pair)
         except Exception as e:  # the same records would fail at each start
-            _log.exception("%d records of the version before cannot be assembled", len(records))
+            _log.exception("%d records of the previous version cannot be assembled", len(records))
             self._lose("assembly", f"{type(e).__name__} in assembly", len(records))
             return {}
 

@@ -1,10 +1,11 @@
-"""The hook process: for one finding it starts the configured command, or posts to the configured URL, and ends.
+"""The hook process: for one finding it starts the configured command, posts to the configured URL, or does both, and
+ends.
 
 The connection at descriptor 0 brings the finding as JSON, and the ``parts`` to run (empty: both). The answer is
 {"failed": [TEXT, ...], "again": [PART, ...]}. The command and the URL come only from the configuration. The process has
-no rights, but no sandbox, since the command is the administrator's. It does not end when its connection closes, so that
-a restart of the service interrupts no hook. Processes that the command leaves running end with this process, even in
-another session: as the subreaper (prctl(2)) this process becomes the parent of each orphan.
+no rights. It runs without a sandbox, because the command is the administrator's. It does not end when its connection
+closes, so that a restart of the service interrupts no hook. Processes that the command leaves running end with this
+process, even in another session: as the subreaper (prctl(2)) this process becomes the parent of each orphan.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from probing.daemon.ipc import Channel
 __all__ = ("main",)
 
 RECEIVE_S = 5.0
-# The time for ending processes that the command left, s.
+# The timeout for ending processes that the command left, s.
 END_S = 5.0
 _PAUSE_S = 0.01
 _PR_SET_CHILD_SUBREAPER = 36
@@ -44,12 +45,12 @@ MAX_FINDING = 1 << 20
 MAX_VALUE = 1000
 MEMORY_BYTES, CPU_SECONDS, MAX_DESCRIPTORS, MAX_FILE = 4 << 30, 600, 1024, 256 << 20
 _END = (signal.SIGTERM,)
-# The variables that the command gets, by field of the finding.
+# The fields of the finding that the command gets as environment variables.
 _VARIABLES = ("finding_id", "job", "run", "node", "verdict", "severity", "sentence", "ranks", "nodes")
 
 
 def main() -> int:
-    """Runs the hook. Returns 0, or 1 if it failed or no finding came."""
+    """Runs the hook. Returns 0, or 1 if the hook failed or no finding arrived."""
     config = Config.from_args(sys.argv[1:]).diagnose
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
@@ -80,7 +81,7 @@ class _Outcome(NamedTuple):
 
 
 def _run(config: DiagnoseConfig, finding: bytes, header: Mapping[str, Any]) -> dict[str, _Outcome]:
-    """Runs the requested parts, of which a hook has two: its command and its webhook. Returns the outcome of each."""
+    """Runs the requested parts of the hook: its command, its webhook, or both. Returns the outcome of each part."""
     wanted, seconds = header.get("parts") or (_COMMAND, _WEBHOOK), config.hook_timeout_s
     outcomes: dict[str, _Outcome] = {}
     if config.hook and _COMMAND in wanted:
@@ -94,8 +95,11 @@ def _run(config: DiagnoseConfig, finding: bytes, header: Mapping[str, Any]) -> d
 
 
 def _start(command: list[str], finding: bytes, variables: Mapping[str, str], timeout: float) -> list[str]:
-    """Runs the command in a new session, and kills the processes that it leaves. Returns why it failed."""
-    # SIGTERM is blocked until this process can kill the command. The command unblocks it for itself.
+    """Runs the command in a new session, and kills the processes that are left in its process group. Returns why the
+    command failed; an empty list if it did not fail.
+    """
+    # SIGTERM is blocked until this process has the pid of the command and can kill the command. The child process
+    # unblocks SIGTERM for itself.
     signal.pthread_sigmask(signal.SIG_BLOCK, _END)
     try:
         process = subprocess.Popen(
@@ -128,7 +132,7 @@ def _start(command: list[str], finding: bytes, variables: Mapping[str, str], tim
 def _end_orphans(seconds: float) -> bool:
     """Kills the children of this process, and orphans that become its children, until none is left. Returns False if
     some are left after ``seconds``."""
-    # The kernel does not reuse the pid of a child before this process has waited for the child.
+    # Killing by pid is safe: the kernel does not reuse the pid of a child before this process has waited for the child.
     children = Path("/proc/thread-self/children")
     until = time.monotonic() + seconds
     while True:
@@ -150,7 +154,7 @@ def _take_end() -> None:
 
 
 def _post(url: str, finding: bytes, timeout: float) -> list[str]:
-    """Posts the finding and follows no redirect. Returns why it failed."""
+    """Posts the finding without following redirects. Returns why this failed; an empty list if it did not fail."""
     opener = build_opener(ProxyHandler({}), _NoRedirect)
     # The configuration accepts only http and https.
     request = Request(url, finding, {"Content-Type": "application/json", "User-Agent": "probingd"})  # noqa: S310
@@ -174,7 +178,9 @@ class _NoRedirect(HTTPRedirectHandler):
 
 @contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in the body after ``seconds``: urllib's timeout limits each step, not their sum."""
+    """Context manager that raises TimeoutError in its body after ``seconds``. The timeout of urllib limits each step,
+    not all steps together.
+    """
     signal.signal(signal.SIGALRM, _too_late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -196,7 +202,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _variables(header: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the variables PROBING_*. Their texts, which may come from targets, are escaped."""
+    """Returns the environment variables PROBING_*. Their texts, which may come from targets, are escaped."""
     return {
         f"PROBING_{name.upper()}": escape(str(header[name]), MAX_VALUE)
         for name in _VARIABLES

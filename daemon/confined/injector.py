@@ -1,7 +1,7 @@
 """Runs one piece of code in one process, and ends. The connection at descriptor 0 brings the request.
 
-``eval`` (the fields of ``inject.evaluation.Evaluation``): the payload of the answer is the JSON of
-``inject.evaluation.evaluate``.
+The request ``eval`` has the fields of ``inject.evaluation.Evaluation``. The payload of its answer is the result of
+``inject.evaluation.evaluate`` as JSON.
 
 The injector is the only process of the daemon that may trace other processes. Its only right is CAP_SYS_PTRACE. It
 opens no file for writing, makes no socket and starts no process. If it is killed, the traced process goes on unchanged.

@@ -1,13 +1,13 @@
-"""Runs the Python interpreter that a client named, to get its versions, and ends. The request comes by the connection
+"""Runs the Python interpreter that a client named, to get its versions, and ends. The request comes over the connection
 at descriptor 0.
 
-``versions`` (``python``: a path, ``deadline`` on time.monotonic()): the header of the answer has ``versions`` {python,
-torch, cuda, nccl}, without missing versions.
+The request ``versions`` has ``python``, a path, and ``deadline`` on time.monotonic(). The header of its answer has
+``versions`` {python, torch, cuda, nccl}, without the versions that could not be found.
 
 The file may be any program, so it runs without rights as the user of the parsers. Landlock lets it read and execute
 files, but not write any; seccomp refuses sockets, forks, signals and changes of files; limits bound memory, CPU time,
-descriptors and output. The program gets no variable of the daemon, has its own session, and is killed at the deadline.
-torch itself is not imported: its versions are in torch/version.py and in the metadata of packages.
+descriptors and output. The program gets no environment variable of the daemon, has its own session, and is killed at
+the deadline. torch itself is not imported: its versions are in torch/version.py and in the metadata of packages.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main() -> int:
 def _give_up_rights() -> None:
     stand_back()
     limit(MEMORY_BYTES, CPU_SECONDS)
-    # The interpreter and its imports may be installed anywhere.
+    # The interpreter and its imports may be installed anywhere, so all files are readable and executable.
     confine((), executable=("/",), kept=_STARTS)
 
 
@@ -103,7 +103,7 @@ def _versions(request: Header) -> dict[str, str]:
     # The deadline is on the machine's clock, so the time includes the start of this process.
     timeout = min(float(request.get("deadline") or 0) - time.monotonic(), MAX_S)
     if not isinstance(python, str) or not python.startswith("/"):
-        raise UsageError("the request names no interpreter")
+        raise UsageError("the request does not have the path of an interpreter")
     code, output, errors = _run([python, "-I", "-B", "-c", _SCRIPT], timeout)
     try:
         found = json.loads(output)
@@ -112,14 +112,14 @@ def _versions(request: Header) -> dict[str, str]:
     except ValueError:
         end = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
         last = (errors.decode("utf-8", "replace").strip().splitlines() or [""])[-1][:MAX_WHY]
-        why = f"{python} answers no versions ({end})" + (f": {last}" if last else "")
-        raise UnsupportedTarget(why, hint="name a Python interpreter, as /opt/venv/bin/python") from None
+        why = f"{python} did not report its versions ({end})" + (f": {last}" if last else "")
+        raise UnsupportedTarget(why, hint="name a Python interpreter, such as /opt/venv/bin/python") from None
     return {str(name): str(value) for name, value in found.items()}
 
 
 def _run(command: list[str], timeout: float) -> tuple[int, bytes, bytes]:
     """Returns the exit status and the first bytes of both outputs. Raises TargetError, TargetTimeout."""
-    # subprocess.DEVNULL would be opened for writing, too.
+    # With subprocess.DEVNULL, /dev/null would be opened for writing, too, which the sandbox refuses.
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         process = subprocess.Popen(

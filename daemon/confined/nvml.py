@@ -31,7 +31,8 @@ from probing.daemon.ipc import Channel, ChannelClosed
 __all__ = ("main",)
 
 MEMORY_BYTES = 8 << 30
-# CPU time for the life of the process, s: months at 1 % of a core. Then another process is started.
+# The limit of CPU time of the process, s: enough for months at 1 % of a core. At the limit the kernel ends the process,
+# and another is started.
 CPU_SECONDS = 86_400
 # The driver opens these files to read and write, and controls them by ioctl.
 _DEVICES = ("/dev/nvidiactl", "/dev/nvidia[0-9]*", "/dev/nvidia-caps", "/dev/nvidia-nvswitch*")

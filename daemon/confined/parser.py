@@ -1,8 +1,9 @@
 """The parser: the process without rights that parses files of targets.
 
-It gets files as descriptors. Before it reads the first file, it limits its memory and CPU time, gives up new privileges
-and, by Landlock, all files except the interpreter's. It handles one request at a time, with a limit of CPU time for
-each, and can be killed at any time. Its requests, and the answers or the modules that define them:
+It gets files as descriptors. Before it reads the first file, it limits its memory and CPU time, gives up the right to
+gain privileges, and by Landlock limits itself to the interpreter's files. It handles one request at a time, with a
+limit of CPU time for each, and can be killed at any time. Its requests, and the answers or the modules that define
+them:
 
 * ``ping``: header ``pid`` of the parser.
 * ``symbols`` (``patterns``, and one descriptor): payload, JSON, ``found``: ``elf.symbols.FileSymbols``, with the
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import FrameType
 
-# The maths library of numpy would reserve address space for a stack of each core.
+# Otherwise OpenBLAS, numpy's maths library, would reserve address space for the stack of a thread on each core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from probing.api.errors import ProbingError, UnsupportedTarget, UsageError
@@ -39,10 +40,12 @@ from probing.daemon.ipc import Message
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# CPU time for the life of the process, s: then the kernel ends it, and the pool starts another process.
+# The limit of CPU time of the process, s. At the limit the kernel ends the process, and the pool starts another
+# process.
 CPU_SECONDS = 600
-# CPU time for a request, s, and for a request about a library, which takes 0.2 s at most. The signal repeats, since
-# code that catches all exceptions may go on.
+# The limits of CPU time of a request, s: LIBRARY_CPU_S for requests about a library, which need at most 0.2 s in
+# practice, and REQUEST_CPU_S for all other requests. SIGPROF repeats every _AGAIN_S, because code that catches all
+# exceptions would go on after the first signal.
 REQUEST_CPU_S = 10.0
 LIBRARY_CPU_S = 3.0
 _AGAIN_S = 0.1
@@ -79,7 +82,7 @@ def _answer(request: Message) -> Message:
 
 @contextlib.contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Raises UnsupportedTarget in the body after ``seconds`` of CPU time."""
+    """Context manager that raises UnsupportedTarget in its body after ``seconds`` of CPU time."""
     signal.setitimer(signal.ITIMER_PROF, seconds, _AGAIN_S)
     try:
         yield
@@ -97,7 +100,7 @@ def _too_long(_: int, frame: FrameType | None) -> None:
 def _symbols_answer(request: Message) -> bytes:
     patterns = [str(pattern) for pattern in request.header.get("patterns", ())]
     if len(request.fds) != 1 or len(patterns) > MAX_PATTERNS:
-        raise UsageError(f"symbols takes one descriptor and {MAX_PATTERNS} patterns at most")
+        raise UsageError(f'the request "symbols" takes one descriptor and at most {MAX_PATTERNS} patterns')
     elf = Elf(request.fds[0])
     symbols = [
         [*symbol[:-1], b2a_base64(symbol.head, newline=False).decode()] for symbol in matching_symbols(elf, patterns)

@@ -1,13 +1,13 @@
-"""The reader: the process that reads targets, its only task. It handles one request at a time, and can be killed at any
+"""The reader: a process whose only task is to read targets. It handles one request at a time, and can be killed at any
 time.
 
-A read of a target can block forever (memory behind userfaultfd, a file on a dead server). So callers have a deadline,
-at which they close the connection, which ends the process (``serving``).
+A read of a target can block forever (memory behind userfaultfd, a file on a dead server). So callers close the
+connection at their deadline, and this ends the process (``serving``).
 
-Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any process of this pid. Answers by op:
+Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any process with this pid. Answers by op:
 
 * ``ping``: ``pid`` of the reader.
-* ``list`` (``pids`` or all): payload, JSON ``[[pid, start_ns, ppid, state, comm, exe], ...]``.
+* ``list`` (``pids``; default: all processes): payload, JSON ``[[pid, start_ns, ppid, state, comm, exe], ...]``.
 * ``identity``: header, see ``processes.target.identity``.
 * ``state`` (``targets`` [[pid, start_ns], ...], ``threads``, ``memory``): payload, JSON, a value or null for each
   target.
@@ -15,7 +15,7 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any proc
   most 1,024): payload, the text of /proc/PID/maps; header ``truncated``.
 * ``open`` (``start`` of a mapping, ``served``: also on FUSE): header ``identity``, ``dev``, ``inode``, ``size``,
   ``mtime_ns``; one descriptor.
-* ``files`` (``process`` [pid, start_ns], 0: the reader's; ``paths``): header, ``processes.files.find_files``.
+* ``files`` (``process`` [pid, start_ns], pid 0: the reader; ``paths``): header, ``processes.files.find_files``.
 * ``file`` (``process``, ``path``, ``uid``): header and one descriptor, ``processes.files.open_file``.
 * ``condition``, ``loads``: payload, JSON, see ``processes.conditions.condition``.
 * ``usage``: ``host.cpu.reading.UsageReader.answer``. ``node``: ``host.node.reading.NodeReader.answer``.
@@ -95,12 +95,12 @@ def _answer(request: Header) -> Message:
         raise UsageError(f"a reader has no request {op!r}")
     pid, start_ns = request.get("pid"), request.get("start_ns", 0)
     if not isinstance(pid, int) or not isinstance(start_ns, int) or pid <= 0:
-        raise UsageError(f"request {op} names no process")
+        raise UsageError(f'the request "{op}" does not name a process')
     with Target(pid, start_ns) as target:
         try:
             answer = handler(target, request)
         except ProbingError:
-            # If the process has ended, its end is the reason of any other error.
+            # If the target has ended, its end caused the error. In that case the check raises ProcessGone instead.
             target.check()
             raise
         try:
@@ -169,7 +169,8 @@ def _file(request: Header) -> Message:
 
 
 def _named(request: Header) -> Target:
-    # The fields are not called pid and start_ns, so that a hanging file system does not put the process in quarantine.
+    # The process is in the field ``process`` instead of ``pid`` and ``start_ns``: otherwise a hanging file system would
+    # put the process in quarantine.
     pid, start_ns = request["process"]
     return Target(int(pid) or os.getpid(), int(start_ns))
 
@@ -183,7 +184,7 @@ def _network(target: Target, _: Header) -> Message:
 def _memory(target: Target, request: Header) -> Message:
     ranges = [(int(address), int(length)) for address, length in request.get("ranges", ())]
     if len(ranges) > MAX_RANGES or sum(length for _, length in ranges) > MAX_MEMORY:
-        raise UsageError(f"memory takes {MAX_RANGES} ranges and {size(MAX_MEMORY)} at most")
+        raise UsageError(f'the request "memory" takes at most {MAX_RANGES} ranges with {size(MAX_MEMORY)} in total')
     parts = ProcessMemory(target.pid).read_many(ranges)
     return Message(
         {"lengths": [-1 if part is None else len(part) for part in parts]}, b"".join(p or b"" for p in parts)

@@ -31,7 +31,7 @@ _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 15
-# The mask of all rights, by the first version of the ABI that has them.
+# The masks of all rights. The key is the first version of the ABI that has the rights of the mask.
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NET_RIGHTS = {4: 0b11}
 _SCOPES = {6: 0b11}
@@ -56,7 +56,7 @@ NICENESS = 10
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _LOWEST_BEST_EFFORT = 2 << 13 | 7
-# The kernel kills this process before the job, whose score is 0.
+# If memory runs out, the kernel kills this process before the job, whose score is 0.
 _OOM_SCORE = 500
 
 _PACKAGES = (probing.api, probing.daemon, probing.diagnosis, probing.federation)
@@ -80,8 +80,8 @@ class MemoryBound:
     """Limits the private writable memory that this process allocates from now on to ``size`` bytes.
 
     The kernel counts this memory (RLIMIT_DATA, which includes mappings since Linux 4.7): an allocation beyond the limit
-    fails, so resident memory stays below. Create the object before ``confine``, and call ``start`` when everything is
-    loaded and warm.
+    fails, so resident memory stays below the limit. Create the object before ``confine``, and call ``start`` when
+    everything is loaded and warm.
     """
 
     def __init__(self, size: int) -> None:
@@ -99,13 +99,13 @@ class MemoryBound:
         return (self._data() - self._start) / self._size
 
     def _data(self) -> int:
-        # Fields, in pages: size, resident, shared, text, 0, data and stack, 0.
+        # The fields of statm, in pages: size, resident, shared, text, 0, data and stack, 0.
         return int(os.pread(self._statm, 200, 0).split()[5]) * resource.getpagesize()
 
 
 def stand_back(niceness: int = NICENESS) -> None:
-    """Gives the job and the collector priority for CPU and disk; if memory runs out, the kernel kills this process
-    before them.
+    """Gives the job and the collector priority over this process for CPU and disk. If memory runs out, the kernel kills
+    this process first.
     """
     os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
     if number := _IOPRIO_SET.get(platform.machine()):
@@ -125,9 +125,9 @@ def confine(
     """Restricts this process to reading ``readable`` and the interpreter's files, and refuses the system calls of
     ``seccomp`` except ``kept``. Files below ``executable`` may be read and executed.
 
-    ``devices``: device files, or folders of device files, to which the process may also write, and which it may
-    control; if the kernel cannot hide files, only the modes of these files decide. Call this before threads start,
-    since a running thread keeps its rights. Returns False if the kernel cannot hide files.
+    ``devices``: device files, or folders of device files, which the process may also write and control by ioctl; if the
+    kernel cannot hide files, only the file modes limit access to them. Call this before threads start, since a running
+    thread keeps its rights. Returns False if the kernel cannot hide files.
     """
     _no_new_privs()
     hidden = _hide_files(readable, devices, executable)
@@ -166,7 +166,7 @@ def _hide_files(readable: Iterable[str], devices: Iterable[str], executable: Ite
 
 
 def landlock_abi() -> int:
-    """Returns the kernel's version of the Landlock ABI; 0 or less if it has none."""
+    """Returns the version of the kernel's Landlock ABI; 0 or less if the kernel has no Landlock."""
     return int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG)))
 
 

@@ -1,4 +1,4 @@
-"""Refuses system calls to a process for good, by a seccomp filter (Linux 3.17).
+"""Refuses system calls to a process permanently, by a seccomp filter (Linux 3.17).
 
 The filter forbids actions that Landlock allows: sockets, access to other processes, files opened for writing, changes
 of modes and owners, memory that limits do not count. READER, INJECTOR, SERVICE and COLLECTOR are the calls that these
@@ -63,15 +63,17 @@ _ABSENT_TABLE = """
 clone3 435 435       openat2 437 437          io_uring_setup 425 425    io_uring_enter 426 426
 io_uring_register 427 427
 """
-# Calls that are allowed or refused by their arguments.
+# Calls that are allowed or refused depending on their arguments.
 _LOOKED_AT_TABLE = """
 clone 56 220         open 2 -                 openat 257 56             tgkill 234 131          prlimit64 302 261
 """
 _SOCKETS = "socket socketpair connect bind listen accept accept4"
 _FILES = "unlink unlinkat chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat"
-# A reader reads another process's memory and opens files beneath its root; it writes and stops nothing.
+# A reader reads the memory of its target and opens files beneath the target's root; it does not write to the target or
+# stop it.
 READER = frozenset(("process_vm_readv", "openat2"))
-# An injector also stops its target, with the highest priority meanwhile, and writes to it.
+# An injector also stops its target and writes to it. While the target is stopped, the injector runs with the highest
+# priority.
 INJECTOR = frozenset(("ptrace", "process_vm_readv", "process_vm_writev", "sched_setscheduler"))
 # The service creates its socket, gives it to a group and removes it.
 SERVICE = frozenset(f"{_SOCKETS} {_FILES}".split())
@@ -82,7 +84,8 @@ COLLECTOR = frozenset(
     " symlinkat utime utimes utimensat futimesat kill tgkill pidfd_open pidfd_send_signal prlimit64 memfd_create"
     " capset setpriority ioprio_set sched_setscheduler sched_setparam sched_setattr".split()
 )
-# The last system call that was reviewed: mseal. Later calls, and calls of x32, are answered as missing.
+# The highest number of a system call that was reviewed for this filter, mseal. Calls with higher numbers, and calls of
+# x32, are answered as missing.
 _NEWEST = 462
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CLONE_THREAD = 0x10000
@@ -93,12 +96,14 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _SECCOMP = (317, 277)
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
-# Without this flag, kernels before 5.16 slow the process down to prevent an attack that is impossible by SQL.
+# Without this flag, kernels before 5.16 slow the process down to prevent an attack that cannot be made with SQL.
 _SPEC_ALLOW = 4
 
 
 class _Instruction(NamedTuple):
-    """An instruction of the filter. ``yes`` and ``no``: the number of instructions to skip if a test holds or not."""
+    """An instruction of the filter. ``yes`` and ``no``: the numbers of instructions to skip if the test holds, and if
+    it does not.
+    """
 
     code: int
     value: int
@@ -149,7 +154,8 @@ def refuse_calls(kept: Collection[str] = ()) -> bool:
 
 
 def program(machine: str, pid: int, kept: Collection[str] = ()) -> bytes:
-    """Returns the filter for ``machine`` (as in ``platform.machine()``) and process ``pid``, which allows ``kept``.
+    """Returns the filter for ``machine`` (as in ``platform.machine()``) and process ``pid``, in which the calls
+    ``kept`` are allowed.
 
     The filter is an array of struct sock_filter. Raises KeyError for a machine that is not in the tables.
     """
@@ -175,8 +181,8 @@ def program(machine: str, pid: int, kept: Collection[str] = ()) -> bytes:
 
 
 def _look(name: str, pid: int) -> list[_Instruction]:
-    """Returns instructions that decide by an argument. They check its low half, since the kernel uses only 32 bits of
-    these arguments.
+    """Returns the instructions that allow or refuse the call ``name`` depending on an argument. They check the low half
+    of the argument, because the kernel uses only 32 bits of it.
     """
     allow, refuse = _Instruction(_RETURN, _ALLOW), _refusal(errno.EPERM)
     if name == "clone":

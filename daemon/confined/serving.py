@@ -1,7 +1,7 @@
 """Serves requests on the connection that a confined process inherits as descriptor 0.
 
 The process handles one request at a time, and may hang in any request. So callers close the connection at their
-deadline, and a thread here waits for this and ends the process.
+deadline, and a thread of the process waits for the end of the connection and then ends the process.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def serve(
             except (ChannelClosed, ChannelTimeout):
                 raise
             except ProbingError as e:
-                # Nothing of an answer that is too large was sent.
+                # An answer that is too large is refused before any byte of it is sent, so the error can be sent
+                # instead.
                 channel.send({"error": e.to_dict()})
             finally:
                 reply.close_fds()

@@ -1,10 +1,11 @@
 """A worker that checks queries and does not run them. Parsing hostile text can take long, so the worker may be killed
 at any time.
 
-The payload of a request ``{"op": "check"}`` is JSON: ``statements``, ``now_ns``, and optionally ``users`` (tables of
-users) and ``views``. If a statement needs ``users`` or ``views`` and the request lacks them, the answer is ``{"end":
-{"needs": "users" | "views"}}``. Otherwise the answer is ``{"end": {}}`` with a JSON list as payload: for each statement
-its checked form or its ``error``. The answer to a wrong request is ``{"error": ...}``.
+The payload of a request ``{"op": "check"}`` is JSON: ``statements``, ``now_ns``, and optionally ``jobs`` (the only jobs
+whose rows the caller may see), ``users`` (tables of users) and ``views``. If a statement needs ``users`` or ``views``
+and the request lacks them, the answer is ``{"end": {"needs": "users" | "views"}}``. Otherwise the answer is ``{"end":
+{}}`` with a JSON list as payload: for each statement its checked form or its ``error``. The answer to a wrong request
+is ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from probing.daemon.query.gate import check
 
 __all__ = ("CPU_S", "serve")
 
-# CPU time for one request, s; a query of ten thousand nodes through three views takes a tenth of this.
+# The limit of CPU time for a request, s. A query of ten thousand syntax nodes through three views takes a tenth of this
+# time.
 CPU_S = 3.0
 _log = logging.getLogger(__name__)
 
 
 class _Needed(Exception):
-    """Raised when a statement needs tables or views that the request lacks; the argument is users or views."""
+    """Raised when a statement needs tables or views that the request lacks; the argument is "users" or "views"."""
 
 
 def serve(channel: Channel, memory: MemoryBound) -> None:
@@ -58,7 +60,7 @@ def _error_of(error: Exception) -> ProbingError:
     if isinstance(error, MemoryError):
         return QueryMemory("checking the query needs more memory than a worker has")
     _log.error("a query could not be checked", exc_info=error)
-    return InternalError(f"the gate failed: {type(error).__name__}")
+    return InternalError(f"the query could not be checked: {type(error).__name__}")
 
 
 def _checked_all(asked: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -89,7 +91,7 @@ def _checked(
         raise
     except ProbingError as e:
         return {"error": e.to_dict()}
-    except Exception as e:  # the failure of a statement is its answer
+    except Exception as e:  # a statement that fails gets the error as its answer
         return {"error": _error_of(e).to_dict()}
     return {
         "sql": found.sql,

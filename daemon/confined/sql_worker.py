@@ -9,7 +9,7 @@ IPC stream, and then ``{"statement": {"rows": N}}`` or ``{"statement": {"error":
 The answer to a wrong request is ``{"error": ...}``. If the request wants progress, messages ``{"progress": fraction}``
 come before the parts of a long statement. If ``last`` in the last message is true, the worker answers no other request.
 
-The process ends at once when the other end closes the connection, by which callers enforce their deadline.
+Callers enforce their deadline by closing the connection: the process then ends at once.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = ("main", "serve")
 OVERHEAD_BYTES = 2 << 30
 CPU_SECONDS = 3600
 THREADS = 2
-# DuckDB's share of the memory for a query; its allocator and Arrow take the rest.
+# DuckDB's share of the memory for a query; DuckDB's allocator and Arrow take the rest.
 DUCKDB_SHARE = 0.9
-# A worker that still uses a larger share of the memory after a query is replaced.
+# A worker is replaced if it still uses more than this share of its memory after a query.
 WORN = 0.25
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def _give_up_rights(config: Config) -> None:
     threading.stack_size(256 * 1024)
     stand_back()
     limit(config.query.memory_bytes + OVERHEAD_BYTES, CPU_SECONDS)
-    # Arrow's own allocator would reserve address space, which is limited here.
+    # Arrow's own allocator would reserve address space, which is limited in this process.
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     # Otherwise jemalloc keeps freed memory mapped, which counts against the limit.
     os.environ["DUCKDB_JE_MALLOC_CONF"] = "retain:false"
@@ -75,7 +75,7 @@ def _give_up_rights(config: Config) -> None:
 
 def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Message) -> None:
     """Answers ``first`` and further requests until the connection ends or too little memory is left."""
-    # Imported late, so that the threads of these modules start with the limits above.
+    # Imported late, so that the threads of these modules start with the limits that ``_give_up_rights`` sets.
     from probing.daemon.query.database import Instance
 
     instance = Instance(memory_bytes, THREADS)
@@ -88,7 +88,7 @@ def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Messa
         with ExitStack() as used:
             answer = _answer(channel, request, instance, used)
             worn = memory.used >= WORN
-            # The answer is sent before the database is closed, which takes some ms.
+            # The answer is sent first, because closing the database takes some ms.
             channel.send({**answer, "last": worn})
         if worn:
             return
@@ -121,7 +121,7 @@ def _statement(channel: Channel, database: Database, sql: str, number: int, coun
         return {"rows": database.answer(sql, lambda data: channel.send({"part": "arrow"}, data), tell)}
     except ChannelClosed:
         raise
-    except Exception as e:  # the failure of a statement is its answer
+    except Exception as e:  # a statement that fails gets the error as its answer
         return {"error": _failure(e)}
 
 

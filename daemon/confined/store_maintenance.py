@@ -39,7 +39,7 @@ from probing.daemon.store.tasks.worker import TASKS
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# CPU time for the life of the process, s; a decoder needs enough for a directory of 100 GB.
+# The limits of CPU time of the process, s. A decoder needs enough for a directory of 100 GB.
 CPU_SECONDS, DECODER_CPU_SECONDS = 3600, 4 * 3600
 MAX_FILES = 256
 MAX_TEXT = 300
@@ -73,7 +73,7 @@ def _give_up_rights() -> None:
         # This process keeps its CPU priority, since the log must not grow faster than it is sealed.
         stand_back(niceness=0)
         limit(MEMORY_BYTES, CPU_SECONDS)
-    # Imported before ``confine``, after which Landlock hides the files of the package.
+    # Imported before ``confine``, because after it Landlock hides the files of the package.
     import pyarrow.parquet  # noqa: F401
 
     confine(())
@@ -112,13 +112,13 @@ def _next(channel: Channel, task: _Task) -> bool:
         channel.send({"end": True})
     except ChannelClosed:
         raise
-    except Exception as e:  # an error of one task must not end the others
+    except Exception as e:  # an error of one task must not end the other tasks
         channel.send_error(_error_of(e))
     return True
 
 
 def _error_of(e: Exception) -> ProbingError:
-    """Returns the error to send to the caller: FormatError for exceptions that damaged bytes of a file cause."""
+    """Returns the error to send to the caller: a FormatError if damaged bytes of a file can cause ``e``."""
     if isinstance(e, ProbingError):
         return e
     if isinstance(e, MemoryError):

@@ -14,7 +14,7 @@ from probing.diagnosis.verdict import Finding
 __all__ = ("culprit_ranks", "finding_id", "finding_report", "finding_row")
 
 _JSON_COLUMNS = ("culprits", "evidence", "missing", "refuted_by", "next_steps", "stacks")
-# The most bytes of one JSON column: all columns of a row stay below the bound of a message to the collector.
+# The maximum size of one JSON column, which keeps a whole row below the size limit of a message to the collector.
 _MAX_JSON = 128 << 10
 _MAX_TEXT = 4096
 _MAX_RANKS = 512
@@ -82,7 +82,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 def _json(items: Sequence[Any]) -> str:
-    """Returns as many of ``items`` as fit, the first ones, as JSON."""
+    """Returns ``items`` as JSON. If they exceed _MAX_JSON, the later half is left out until the rest fits."""
     kept = list(items)
     while len(text := json.dumps(kept, separators=(",", ":"))) > _MAX_JSON:
         kept = kept[: len(kept) // 2]

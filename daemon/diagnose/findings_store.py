@@ -1,4 +1,4 @@
-"""Reads the progress of jobs for the watch, and reads and stores findings, by the collector and the query engine.
+"""Reads the progress of jobs for the watch, and reads and stores findings, through the collector and the query engine.
 
 New findings start hooks, and all findings go to the other nodes of their jobs.
 """
@@ -22,8 +22,8 @@ __all__ = ("FindingsStore", "Outbox")
 
 LIVE_S = 2.0
 QUERY_S = 3.0
-# Seven days: a job may stand still over a weekend, in which its finding gets no new row.
-# Findings of this node come first: findings of other nodes cannot displace them.
+# Seven days, because a job may stand still over a weekend, during which its finding gets no new row. Findings of this
+# node come first, so that findings of other nodes cannot displace them.
 _NEWEST = """\
 SELECT * FROM diagnosis.findings WHERE ts > now() - INTERVAL 7 DAY
 QUALIFY row_number() OVER (PARTITION BY job, run, finding_id ORDER BY ts DESC) = 1
@@ -33,7 +33,7 @@ ORDER BY (coalesce(found_by, {node}) = {node}) DESC, (state = 'open') DESC, ts D
 class FindingsStore:
     """Reads stored findings by queries, and sends new findings to the collector, which stores them.
 
-    ``stored`` is called with each row that was stored; it may not wait."""
+    ``stored`` is called with each row that was stored, and must not block."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class FindingsStore:
             self._stored(row)
 
 
-# The most rows of this node, and of other nodes, that wait until the collector stores them.
+# The maximum numbers of rows that wait until the collector stores them: rows of this node, and rows of other nodes.
 MAX_ROWS, MAX_OF_OTHERS = 256, 64
 _log = logging.getLogger(__name__)
 _Row = Mapping[str, Any]
@@ -77,7 +77,7 @@ _Row = Mapping[str, Any]
 
 class Outbox:
     """Queues findings that are to be stored. Counts rows that were ``stored`` and ``lost``. ``hook`` gets the rows of
-    new findings, ``share`` gets all rows; neither may wait."""
+    new findings, ``share`` gets all rows of this node's findings; they must not block."""
 
     def __init__(
         self,

@@ -24,9 +24,9 @@ class JobNow:
     ``newest_ns``: when an operation of a rank was last called or ended; None: no operation was seen. ``usual_gap_ns``:
     the longest usual time between two calls of a rank. ``living`` and ``ended`` count ranks; ``failed``: ranks that
     ended by a signal or with an exit code other than 0. ``late``: the first operations of a rank were not recorded.
-    ``world_size``: 0 if unknown. ``calls``: recorded operations; while the number grows, the job advances, also when
-    the clock is set. ``owner``: the uid of its user. ``phases``: the labels ``phase`` of its ranks, each with the time
-    since which a rank has it.
+    ``world_size``: 0 if unknown. ``calls``: the number of recorded operations. While it grows, the job advances; a
+    change of the clock does not affect this. ``owner``: the uid of the job's user. ``phases``: the labels ``phase`` of
+    its ranks, each with the time at which a rank got it.
     """
 
     job: str
@@ -80,7 +80,7 @@ def _jobs(batch: pa.RecordBatch) -> list[JobNow]:
             "calls",
         )
     }
-    # A process has a row for each communicator; its rows follow each other.
+    # A process has a row for each communicator; these rows are adjacent.
     first = (np.diff(column["pid"], prepend=-1) != 0) | (np.diff(column["start_ns"], prepend=-1) != 0)
     over = column["ended"] >= 0
     newest = _most(which, len(index), np.maximum(column["last_call"], column["last_done"]))
@@ -122,9 +122,9 @@ def _jobs(batch: pa.RecordBatch) -> list[JobNow]:
 
 
 def _phases(which: npt.NDArray[np.intp], batch: pa.RecordBatch, over: npt.NDArray[np.bool_]) -> _Phases:
-    """Returns the labels ``phase`` of the ranks of each job that live."""
+    """Returns the labels ``phase`` of the living ranks of each job."""
     phases: _Phases = {}
-    # The collector may be of the version before.
+    # A collector of the previous version sends no ``phase``.
     if "phase" in batch.schema.names and batch.column("phase").null_count < batch.num_rows:
         since = integers(batch.column("phase_since")).tolist()
         for at, name, begun, ended in zip(which, batch.column("phase").to_pylist(), since, over, strict=True):

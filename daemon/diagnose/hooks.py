@@ -26,7 +26,7 @@ from probing.daemon.ipc import connect
 __all__ = ("MAX_WAITING", "HookQueue", "Hooks", "job_itself")
 
 MAX_WAITING = 64
-# The most tries of one hook; with the pauses in between they take about half an hour.
+# The maximum number of tries of one hook. With the pauses in between they take about half an hour.
 MAX_TRIES = 8
 # The time between two checks of findings that wait for their next try, s.
 LOOK_S = 1.0
@@ -34,7 +34,7 @@ _Row = Mapping[str, Any]
 
 
 def job_itself(job: str, run: str) -> Hashable:
-    """Returns the job of a run as its owner, for older versions, which do not name owners."""
+    """Returns ``job`` in place of the owner of the run, for older versions, which do not name owners."""
     del run
     return job
 
@@ -63,7 +63,7 @@ _Jobs = OrderedDict[tuple[str, str], _Findings]
 
 
 class HookQueue:
-    """The findings that wait for a hook. Safe for any thread. ``owner_of`` returns the owner of a run of a job."""
+    """The findings that wait for a hook. Thread-safe. ``owner_of`` returns the owner of a run of a job."""
 
     def __init__(self, owner_of: Callable[[str, str], Hashable] = job_itself) -> None:
         self._owner_of = owner_of
@@ -135,8 +135,8 @@ class HookQueue:
         return lost is None
 
     def _loser(self, new: _WaitingFinding) -> _WaitingFinding:
-        """Returns the finding to drop for ``new``: the newest of the owner with the most findings, in that owner's
-        largest job; ``new`` itself if its owner and job have the most."""
+        """Returns the finding to drop for ``new``: the newest finding in the largest job of the owner with the most
+        findings. That is ``new`` itself if its owner and its job have the most findings."""
         owned = {owner: sum(map(len, jobs.values())) for owner, jobs in self._waiting.items()}
         crowd = max(owned, key=lambda owner: owned[owner])
         own = owned[new.owner] + 1 >= owned[crowd]
@@ -156,7 +156,7 @@ class HookQueue:
         findings = jobs.pop(finding.job)
         findings.pop(finding.key, None)
         if findings:
-            # The other jobs of the owner come first now.
+            # Moves the job to the end, so that the other jobs of the owner come first.
             jobs[finding.job] = findings
 
     def _drop_empty(self, owner: Hashable) -> None:
@@ -168,14 +168,15 @@ class HookQueue:
 
 
 CONNECT_S = 5.0
-# Time that a hook gets besides the limits of its command and of its post, s: its process starts an interpreter first.
+# The time limit of a hook is the sum of the limits of its command and of its post, plus this time, s, in which its
+# process starts an interpreter.
 MARGIN_S = 10.0
 _HEADER = ("finding_id", "job", "run", "verdict", "severity", "sentence", "ranks", "nodes")
 
 
 class Hooks:
-    """Runs hooks. Counts the hooks that ``started`` and ``failed``, and findings that are ``lost``, since the queue was
-    full or they were given up. ``owner_of`` returns the owner of a run of a job; owners take turns."""
+    """Runs hooks. Counts the hooks that ``started`` and ``failed``, and the findings that are ``lost`` because the
+    queue was full or they were given up. ``owner_of`` returns the owner of a run of a job; owners take turns."""
 
     def __init__(
         self,
@@ -209,7 +210,7 @@ class Hooks:
 
     @property
     def idle(self) -> bool:
-        """Returns whether no hook runs, and no finding waits, except for its next try."""
+        """Returns whether no hook runs and no finding is due. A finding that waits for its next try is not due."""
         return not self._running and not self._waiting.due
 
     @property

@@ -16,12 +16,13 @@ from probing.diagnosis.verdict import NOTE, Finding
 __all__ = ("Event", "JobFindings", "LookResult")
 
 _HANG, _SLOW, _DEATH, _MEMORY, _HARDWARE = "hang", "slow", "death", "memory", "hardware"
-# A finding closes after this many looks in a row that do not show it.
+# A finding closes after this many consecutive looks that do not show it.
 _MISSES = 2
-# The least time between two rows of a finding that changes, ns.
+# The minimum time between two rows of a finding that changes, ns.
 _CHANGE_NS = 10_000_000_000
-# The most open findings that are followed: of this node, of all other nodes, and of one other node; findings about
-# hardware are counted apart, since a thousand nodes may have many, which must not hide a hang.
+# The maximum numbers of open findings that are followed: of this node, of all other nodes, and of one other node.
+# Findings about hardware are counted separately: a thousand nodes may have many of them, and they must not displace a
+# hang.
 _MAX_OPEN = 64
 _MAX_OF_OTHERS, _MAX_OF_NODE = 64, 16
 _MAX_KNOWN = 4096
@@ -35,9 +36,9 @@ _UNKNOWN = "unknown"
 @dataclass(frozen=True, slots=True)
 class LookResult:
     """The findings of one look at a job. ``stalled``: the job counted as stalled. ``deep``: stacks were read.
-    ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed: findings that the look lacks may still be
-    true. ``beside``: another node diagnoses the job, too, and follows its own findings. ``silent``: the nodes that did
-    not answer."""
+    ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed, so findings that this look does not show may
+    still be true. ``beside``: another node diagnoses the job, too, and follows its own findings. ``silent``: the nodes
+    that did not answer."""
 
     findings: tuple[Finding, ...]
     stalled: bool
@@ -59,8 +60,8 @@ class Event:
 @dataclass(slots=True)
 class _Open:
     """An open finding. ``stalled``: it opened while the job stood still, so it closes when the job advances. ``roles``:
-    the roles of the stacks in the row. ``activities``: the activities of the culprits, by pid. ``misses``: looks in a
-    row that did not show it. ``finder``: the other node that reported it; empty: this node."""
+    the roles of the stacks in the row. ``activities``: the activities of the culprits, by pid. ``misses``: the number
+    of consecutive looks that did not show it. ``finder``: the other node that reported it; empty: this node."""
 
     row: Row
     group: str
@@ -89,7 +90,8 @@ class JobFindings:
         self._known: set[str] = set()
         self._doubtful: set[str] = set()
         self._noted = False
-        # Pids of the ranks that waited for requests in the last look that could tell; the job has not advanced since.
+        # The pids of the ranks that waited for requests in the last look that showed an idle server; empty after the
+        # job has advanced.
         self._idle: frozenset[int] = frozenset()
         self._sees_idle = False
         # The time since which each silent node has not answered, UTC ns.
@@ -122,13 +124,14 @@ class JobFindings:
         """Whether another look would show nothing new: open findings are explained, or the last look showed an idle
         server.
 
-        Without findings, a rank may be named once it is busy for long enough.
+        False if no finding is open and no server is idle: a later look may name a rank that has been busy for long
+        enough.
         """
         return self.explained or (self._sees_idle and not self._open)
 
     def restore(self, row: Mapping[str, Any], group: str) -> bool:
-        """Opens or closes a finding by its newest row, which an earlier daemon or another node stored. Returns whether
-        the row counts.
+        """Opens or closes a finding according to its newest row, which an earlier daemon or another node stored.
+        Returns whether the row counts.
 
         Other nodes cannot change a finding of this node. A finding of another node may be changed by that node, or by a
         node that comes before this one, which may diagnose the job in its place.
@@ -160,7 +163,7 @@ class JobFindings:
         return len(finders) - finders.count("") < _MAX_OF_OTHERS and finders.count(finder) < _MAX_OF_NODE
 
     def follow(self, look: LookResult) -> list[Event]:
-        """Opens, changes and closes findings by the findings of a look."""
+        """Opens, changes and closes findings according to the findings of a look."""
         found = self._named(f for f in look.findings if f.severity != NOTE)
         idle = {c.pid for f in look.findings if f.verdict is IDLE for c in f.culprits}
         self._sees_idle = bool(idle)
@@ -169,17 +172,17 @@ class JobFindings:
             self._idle = frozenset(idle)
         others = {name for name, one in self._open.items() if look.beside and one.finder}
         events = [event for name, f in found.items() if name not in others for event in self._found(name, f, look)]
-        # Without room for it, another look would not open a finding.
+        # A finding beyond the limit of open findings needs no second look: that look could not open it either.
         new = {name: f for name, f in found.items() if name not in self._open}
         self._doubtful = {name for name, f in new.items() if self._has_room("", f.verdict.group)}
-        # A note made without stacks may become a finding with stacks.
+        # A look without stacks may report as a note what a look with stacks reports as a finding.
         self._noted = not look.deep and any(f.severity == NOTE and f.verdict.group != _HARDWARE for f in look.findings)
         for name in [name for name in self._open if name not in found and name not in others]:
             events += self._missed(name, look)
         return events
 
     def advanced(self, now_ns: int) -> list[Event]:
-        """Closes the findings that held the job up: the job goes on."""
+        """Closes the findings that explained why the job stood still: the job goes on."""
         self._idle = frozenset()
         return self._close((name for name, one in self._open.items() if one.stalled), now_ns)
 
@@ -188,7 +191,7 @@ class JobFindings:
         return self._close(self._open, now_ns)
 
     def _named(self, findings: Iterable[Finding]) -> dict[str, Finding]:
-        """Returns findings by name. A hang keeps the name of the open hang that it continues."""
+        """Returns the findings by id. A hang that continues an open hang keeps the id of the open hang."""
         found = {finding_id(self._job, self._run, finding): finding for finding in findings}
         for name, finding in [item for item in found.items() if item[0] not in self._open]:
             earlier = next(
@@ -199,7 +202,8 @@ class JobFindings:
         return found
 
     def _continues(self, finding: Finding, name: str) -> bool:
-        """Returns whether ``finding`` blames the same ranks as an open hang of this node, for a wait that is as old.
+        """Returns whether ``finding`` blames the same ranks as the open hang ``name`` of this node, and its wait began
+        before that hang was opened.
 
         The operation may differ: the longest wait that is known depends on the nodes that answered.
         """
@@ -216,7 +220,7 @@ class JobFindings:
         if one is None:
             activities = _activities(finding)
             if activities and all(pid in self._idle and what == _UNKNOWN for pid, what in activities.items()):
-                return []  # idle servers whose stacks could not be read this time
+                return []  # idle servers in an earlier look; their stacks could not be read in this look
             if finding.verdict.id == UNREACHABLE.id and self._names_silent(finding, now):
                 return []
             if not self._has_room("", group) or not self._sure(name, finding, look):
@@ -244,16 +248,17 @@ class JobFindings:
             row["stacks"] = one.row["stacks"]
         one.shown, one.stored_ns, one.row, one.finder = _shown(finding), now, row, ""
         one.activities = _activities(finding)
-        # A row of the finding by another node may have come before, and started no hook.
+        # Another node may already have stored a row of this finding. That row started no hook here, so this row still
+        # counts as new.
         new = name not in self._known
         self._known.add(name)
         return [Event(row, new)]
 
     def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
-        """Returns whether a finding needs no second look: a death, memory in a deep look, which has many readings, a
-        finding that the last look showed, or a finding of a stall. A hang needs a second look unless a culprit was in
-        the same place twice: the blamed ranks may advance again. A death needs a second look if the first look could
-        not read what a living culprit does."""
+        """Returns whether a finding can be opened without a second look. It can if the last look showed it, too.
+        Otherwise it depends on the group: a death needs the activity of all its culprits; any other finding needs a
+        stalled job. A deep look suffices for memory, because it has many readings. A hang also needs a culprit whose
+        stack did not move, because the blamed ranks may advance again."""
         group = finding.verdict.group
         if look.beside and name not in self._doubtful:
             # The node that diagnoses the job may be about to report the same finding.
@@ -266,7 +271,9 @@ class JobFindings:
         return look.stalled and (group != _HANG or settled)
 
     def _names_silent(self, finding: Finding, now_ns: int) -> bool:
-        """Returns whether an open hang names a rank of a node that answered lately: a late answer adds no culprit."""
+        """Returns whether ``finding`` blames a node that has been silent for less than 60 s, and an open hang names a
+        rank of the same node. Such a finding is not opened: the node may only be late to answer.
+        """
         late = {c.node for c in finding.culprits if now_ns - self._silent_since.get(c.node, 0) < _SILENT_NS}
         return any(late & one.nodes for one in self._open.values() if one.group == _HANG)
 
@@ -275,10 +282,12 @@ class JobFindings:
         if one.group == _HANG and one.nodes & look.silent:
             return []  # the node that could refute the hang did not answer
         if one.group == _HANG and any(finding.verdict.id == PHASE.id for finding in look.findings):
-            # A label excuses the hang. If it is still there once the limit of the phase has passed, hooks get it again.
+            # A label excuses the hang. Hooks get the hang again if it is still there once the limit of the phase has
+            # passed.
             self._known.discard(name)
             return self._close([name], look.now_ns)
-        # Only a look with stacks refutes a hang; a look at a job that stands still cannot refute that it was slow.
+        # Only a look with stacks can refute a hang. A look at a job that stands still cannot refute other findings,
+        # except a death.
         refuted = look.deep if one.group == _HANG else one.group == _DEATH or not look.stalled
         one.misses += refuted and not look.unread
         return self._close([name], look.now_ns) if one.misses >= _MISSES else []
@@ -297,14 +306,14 @@ def _activities(finding: Finding) -> dict[int, str]:
 
 
 def _sees_less(finding: Finding, before: Mapping[int, str]) -> bool:
-    """Returns whether the activity of a culprit was known, and could not be read this time: on a busy machine, or of a
-    process that hangs in the kernel. Then the earlier explanation is kept."""
+    """Returns whether the activity of a culprit was known before, and could not be read this time. This happens on a
+    busy machine, or if the process hangs in the kernel. The earlier explanation is then kept."""
     return any(before.get(pid, _UNKNOWN) != _UNKNOWN for pid, now in _activities(finding).items() if now == _UNKNOWN)
 
 
 def _shown(finding: Finding) -> object:
-    """Returns the values of ``finding`` whose change makes a new row. The sentence is not among them, since it counts
-    seconds.
+    """Returns the values of ``finding`` whose change makes a new row. The sentence is not among them, because the
+    seconds in it change all the time.
     """
     death = finding.verdict.group == _DEATH
     culprits = tuple((c.rank, c.pid, c.activity, c.why if death else "") for c in finding.culprits)

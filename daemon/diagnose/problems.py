@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
 
 class Problems:
-    """The failures. Iterating over their texts is safe for any thread. ``now_ns``: UTC."""
+    """The failures. Iterating over their texts is thread-safe. ``now_ns``: UTC."""
 
     def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._now_ns = now_ns
@@ -38,14 +38,14 @@ class Problems:
         return (one.as_text() for one in self.failed())
 
     def failed(self) -> list[Problem]:
-        """Returns the failures, the oldest first. Safe for any thread."""
+        """Returns the failures, the oldest first. Thread-safe."""
         failed = list(self._failed.values())
         return sorted(failed, key=lambda one: one.since_ns)
 
     @contextmanager
     def noted(self, what: str) -> Iterator[None]:
-        """Stores the text of an exception of the block until a block with the same ``what`` succeeds. Raises
-        nothing.
+        """Context manager that stores the text of an exception raised in its block, until a block with the same
+        ``what`` succeeds. The exception is suppressed.
         """
         try:
             yield

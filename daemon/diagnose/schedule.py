@@ -1,8 +1,9 @@
-"""Decides when to look at a job: when it stalls, then less and less often; when a rank ends; now and then while it
-runs.
+"""Decides when the daemon looks at a job, that is, gathers its facts and diagnoses them: when the job stalls, and then
+less and less often; when a rank ends; and now and then while the job advances.
 
-A review of a job that advances costs tenths of a second of CPU; to measure its pace costs nothing. Whatever slows a job
-down changes its pace. So reviews become rarer while the pace stays, and come soon after it changes.
+A review, a look at a job that advances, costs tenths of a second of CPU; measuring the job's pace costs nothing.
+Whatever slows a job down changes its pace. So reviews become rarer while the pace stays, and come soon after it
+changes.
 """
 
 from __future__ import annotations
@@ -17,24 +18,28 @@ from probing.daemon.diagnose.gate import JobNow
 __all__ = ("Look", "Reviews", "Schedule")
 
 _SECOND_NS = 1_000_000_000
-# The longest pause between looks at a stalled job, after 1, 2, 4, ... s: a job may stand still for days.
+# The maximum pause between looks at a stalled job, s. Pauses double from 1 s up to this maximum, because a job may
+# stand still for days.
 _LONGEST_S = 60.0
-# The least pause while all open findings have stacks: a look costs most of a second of CPU, which other jobs need.
+# The minimum pause while all open findings have stacks, s: a look costs most of a second of CPU, which other jobs need.
 _EXPLAINED_S = 8.0
 _DOUBLINGS = 6
-# Up to this many first looks at a stall come as soon as a wait is long enough to judge, and this much later, s.
+# The pauses after the first _RIPE_LOOKS looks at a stall are cut, so that the next look follows _RIPE_S seconds after a
+# wait has become long enough to judge.
 _RIPE_LOOKS = 8
 _RIPE_S = 0.2
 # The time between the first two looks at a job that is older than the daemon, s: the second look confirms the first.
 _SECOND_LOOK_S = 1.5
 _LEAST_PAUSE_S = 0.1
-# The times of the looks after a death, s: ranks that die because of it end meanwhile.
+# The two looks at a death follow this long after the death, s. Ranks that die because of it then have time to end.
 _AFTER_DEATH_S = (0.5, 2.5)
-# So many looks at deaths follow each other at once, until no rank has ended for _CALM_S. The pause before each further
-# look doubles while ranks live: a job may start and end processes all the time.
+# The first _DEATH_LOOKS looks at deaths come without an extra pause. Then the pause doubles before each further look
+# while ranks live, because a job may start and end processes all the time. The count starts again when no rank has
+# ended for _CALM_S seconds.
 _DEATH_LOOKS, _CALM_S = 8, 60.0
 # A look that reads stacks twice takes a second. After a look that takes longer than _SLOW_S, no look follows for _REST
-# times as long, except the first looks at a stall and looks at a death: on a busy machine all looks are slow.
+# times as long. The first _URGENT_LOOKS looks at a stall, and looks at a death, follow nevertheless, because on a busy
+# machine all looks are slow.
 _SLOW_S = 3.0
 _REST = 4
 _URGENT_LOOKS = 3
@@ -45,8 +50,8 @@ _FULL_LOOKS, _FULL_S = 3, 300.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look to make. ``why``: stall, late (the job may have stalled before the daemon started), death or review.
-    ``deep``: the look reads stacks.
+    """A look to make. ``why``: ``stall``, ``late`` (the job may have stalled before the daemon started), ``death`` or
+    ``review``. ``deep``: the look reads stacks.
     """
 
     why: str
@@ -67,7 +72,7 @@ class Schedule:
         phase_limits: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Makes the schedule of a job. ``late``: the job existed before the watch, so it may have stalled long ago.
-        ``phase_limits``: how long the phases may last that labels name, s."""
+        ``phase_limits``: how long each phase that a label can name may last, s."""
         self.job = job
         self.late = late or job.late
         self.slow = False
@@ -80,7 +85,7 @@ class Schedule:
         self._looks = self._stall_looks = 0
         self._next_look = now
         self._reviews = Reviews(now, review_s)
-        # Of the looks at deaths: how many there were, when the last was, and when a rank was last seen to have ended.
+        # The number of looks at deaths, the time of the last of them, and when a rank was last seen to have ended.
         self._death_looks, self._death_looked, self._died = 0, now, now
         self._deaths = _after_death(now) if job.failed else []
         self._not_before = now
@@ -90,7 +95,7 @@ class Schedule:
     @property
     def stalled(self) -> bool:
         """Whether the job has not advanced for ``stall_s``, or for twice its longest usual pause if that is longer, and
-        no rank is in a phase whose limit has not passed."""
+        every phase that a rank is in has exceeded its limit."""
         return self._until_stall_s <= 0
 
     @property
@@ -107,7 +112,8 @@ class Schedule:
         """Stores the newest state of the job. Returns whether the job has advanced since the last state."""
         before = self.job
         if job.newest_ns is None:
-            # A new collector has seen no operation yet.
+            # A new collector has seen no operation yet, so the time of the last operation is taken from the earlier
+            # state.
             self.known_to_advance(before.newest_ns)
         if job.usual_gap_ns is None:
             job = replace(job, usual_gap_ns=before.usual_gap_ns)
@@ -128,7 +134,7 @@ class Schedule:
         return advanced
 
     def known_to_advance(self, utc_ns: int | None) -> None:
-        """Stores the time of an operation that ``comm.progress`` lacks, since an earlier daemon saw it."""
+        """Stores the time of an operation that ``comm.progress`` lacks because an earlier daemon saw it."""
         if utc_ns is not None and utc_ns < self.job.now_ns:
             self._known_ns = max(utc_ns, self._known_ns or 0)
 
@@ -155,7 +161,9 @@ class Schedule:
         return look.why == "stall" and self._stall_looks >= _FULL_LOOKS - 1
 
     def may_compare(self, look: Look, now: float) -> bool:
-        """Returns whether ``look`` gathers no facts if the ranks stand where they stood at the last look."""
+        """Returns whether ``look`` may end without gathering facts if the ranks stand where they stood at the last
+        look.
+        """
         known = self._settled and self._stall_looks >= _FULL_LOOKS
         return known and look.why == "stall" and now < self._full_at + _FULL_S
 
@@ -174,7 +182,7 @@ class Schedule:
     ) -> None:
         """Plans the next look. ``took``: seconds of this look; ``doubtful``: a second look has to confirm its findings;
         ``found``: a finding is open; ``explained``: all open findings have their stacks; ``settled``: another look
-        would show nothing new; ``ripens_s``: how soon a wait that was too short to judge lasts long enough;
+        would show nothing new; ``ripens_s``: the time until a wait that was too short to judge is long enough;
         ``compared``: no facts were gathered, since the ranks stood where they stood before."""
         if not compared:
             self._full_at = now
@@ -195,15 +203,16 @@ class Schedule:
             doublings = min((self._stall_looks or self._looks) - 1, _DOUBLINGS)
             pause = max(2.0**doublings, _EXPLAINED_S if explained and not doubtful else 0.0)
             if ripens_s is not None and not explained and self._looks <= _RIPE_LOOKS:
-                # The ranks began to wait after the job had become quiet.
+                # A rank began to wait after the job had become quiet, so its wait is still too short to judge. The next
+                # look comes as soon as the wait is long enough.
                 pause = min(pause, max(ripens_s - took, 0.0) + _RIPE_S)
             if ripens_s is not None and ripens_s > _LONGEST_S:
-                # No wait becomes a stall before then: a rank of another node is in a phase.
+                # No wait becomes a stall before ``ripens_s``, because a rank of another node is in a phase.
                 pause = _LONGEST_S
             self._next_look = now + min(pause, _LONGEST_S)
 
     def _looks_at_death(self, now: float) -> list[float]:
-        """Returns when to look after a rank has ended."""
+        """Returns the times of the looks that follow the end of a rank."""
         if now - self._died >= _CALM_S:
             self._death_looks = 0
         self._died = now
@@ -216,7 +225,7 @@ class Schedule:
         """Returns the time from the last update until the job counts as stalled, s."""
         now = self.job.now_ns
         quiet = now - (self.job.newest_ns or self._known_ns or self._seen_ns)
-        # A time in the future was noted before the clock was set back.
+        # A phase that begins in the future is ignored: it was noted before the clock was set back.
         phases = (
             since - now + self._phase_limits.get(name, 0.0) * _SECOND_NS
             for name, since in self.job.phases
@@ -233,8 +242,8 @@ def _after_death(now: float) -> list[float]:
 _MOST = 5
 # The longest time from a review to the review that has to confirm it, s.
 _CONFIRM_S = 10.0
-# The least calls and seconds of a window over which the pace is measured. The pace has changed when it differs by a
-# quarter in two windows in a row.
+# A window over which the pace is measured has at least this many calls, and lasts at least this long, s, or a quarter
+# of ``review_s`` if that is shorter. The pace has changed if it differs by a quarter in two consecutive windows.
 _WINDOW_CALLS = 20
 _WINDOW_S = 15.0
 _CHANGE = 1.25

@@ -41,18 +41,20 @@ START_POLL_S = 0.2
 GATHER_S = 5.0
 READ_AHEAD_S = 2.0
 MAX_JOBS = 64
-# The most looks at the same time: a look takes a second or more, most of it waiting.
+# The maximum number of concurrent looks. Looks run concurrently because a look takes a second or more, most of which is
+# waiting.
 MAX_LOOKS = 3
 # A job that appears within this time after the start, s, counts as older than the watch: it may have stalled before.
 START_S = 5.0
-# A job has ended after this many polls in a row without it: a new collector knows no processes at first.
+# A job counts as ended after this many consecutive polls without the job. One poll is not enough, because a new
+# collector knows no processes at first.
 MAX_ABSENT = 30
 RESTORE_TRIES = 4
-# The most rows of other nodes that wait for the next poll.
+# The maximum number of rows of other nodes that wait for the next poll.
 MAX_TAKEN = 256
-# The columns of a finding by which its hook is known to have started.
+# The columns that are kept of a closed finding. They show that its hook has started.
 _NAMES = ("finding_id", "found_by", "verdict")
-# The most owners whose jobs ``status`` counts separately.
+# The maximum number of owners whose jobs ``status`` counts separately.
 _MOST_OWNERS = 3
 _log = logging.getLogger(__name__)
 _Key = tuple[str, str]
@@ -60,7 +62,7 @@ _T = TypeVar("_T")
 
 
 def in_thread(call: Callable[[], _T], /) -> Future[_T]:
-    """Runs ``call`` in a thread that does not keep the process from ending."""
+    """Runs ``call`` in a daemon thread, which does not keep the process alive. Returns the future of its result."""
     outcome: Future[_T] = Future()
 
     def run() -> None:
@@ -83,8 +85,8 @@ class Clocks:
 
 @dataclass(slots=True)
 class _Watched:
-    """A watched run. ``since_ns``: when the watch first saw the run, UTC ns. ``absent``: the number of polls in a row
-    without the job. ``standing``: where its ranks stood at the last look at a stall; None: not read."""
+    """A watched run. ``since_ns``: when the watch first saw the run, UTC ns. ``absent``: the number of consecutive
+    polls without the job. ``standing``: where its ranks stood at the last look at a stall; None: not read."""
 
     schedule: Schedule
     findings: JobFindings
@@ -106,7 +108,7 @@ class _Looking:
 
 class JobWatch:
     """Watches the jobs of this node. ``step`` does the due work; ``start`` calls it in a thread until ``stop``.
-    ``hook`` gets the rows of new findings and must not wait. ``state`` and ``take`` are safe for any thread."""
+    ``hook`` gets the rows of new findings and must not block. ``state`` and ``take`` are thread-safe."""
 
     def __init__(
         self,
@@ -139,7 +141,8 @@ class JobWatch:
         self._tries = RESTORE_TRIES
         # Rows of findings that an earlier daemon stored, of jobs that were not seen yet.
         self._restored: dict[_Key, list[Mapping[str, Any]]] = {}
-        # Of restored findings whose jobs were not seen in the first seconds: their names, as their hooks have started.
+        # The columns _NAMES of restored findings whose jobs were not seen in the first seconds. The hooks of these
+        # findings have started, so they must not start again.
         self._closed: dict[_Key, list[Mapping[str, Any]]] = {}
         self._taken: deque[Mapping[str, Any]] = deque(maxlen=MAX_TAKEN)
         self._problems = Problems(clocks.utc)
@@ -179,7 +182,7 @@ class JobWatch:
         return (job, run) in self._watched
 
     def owner_of(self, job: str, run: str) -> Hashable:
-        """Returns the uid of the user whose job a run is; if the uid is unknown, the job itself."""
+        """Returns the uid of the user to whom a run belongs; if the uid is unknown, the name of the job."""
         one = self._watched.get((job, run))
         return job if one is None or one.schedule.job.owner is None else one.schedule.job.owner
 
@@ -270,9 +273,11 @@ class JobWatch:
         return job.failed > 0 and self._is_early(now) and job.key not in self._restored
 
     def _make_room(self, job: JobNow, utc: int) -> bool:
-        """Returns whether ``job`` can be watched. If there are too many jobs, one is dropped: a job that is over; or,
-        for a job of several ranks, a single process that waits for nobody; else the newest job of the owner with the
-        most jobs, if that owner keeps at least as many as the owner of ``job``."""
+        """Returns whether ``job`` can be watched. If MAX_JOBS jobs are watched already, one of them is dropped for it:
+        preferably a job that is over; else a single process that calls no collective, if ``job`` is not such a process;
+        else a job of the owner with the most jobs, preferably the newest without open findings. The last is done only
+        if this owner still has at least as many jobs as the owner of ``job`` afterwards.
+        """
         if len(self._watched) < MAX_JOBS:
             return True
         owners = Counter(one.schedule.job.owner for one in self._watched.values())
@@ -316,7 +321,7 @@ class JobWatch:
     def _due(self, now: float) -> tuple[float, _Watched, Look] | None:
         begun = [id(looking.one) for looking in self._looking]
         looking = Counter(looking.one.schedule.job.owner for looking in self._looking)
-        # If several owners have jobs, at least one look is left for other owners.
+        # If several owners have jobs, one owner gets at most MAX_LOOKS - 1 of the concurrent looks.
         shared = len({one.schedule.job.owner for one in self._watched.values()}) > 1
         full = {owner for owner, count in looking.items() if shared and count >= MAX_LOOKS - 1}
         waiting = [one for one in self._watched.values() if id(one) not in begun and one.schedule.job.owner not in full]
@@ -326,8 +331,8 @@ class JobWatch:
             return None
 
         def order(look: tuple[float, Look, _Watched]) -> tuple[bool, bool, int, bool, bool, float]:
-            """Returns the order of a look that is due: reviews come after stalls; then owners take turns; then slow
-            jobs come last, and first looks before later ones."""
+            """Returns the sort key of a look. Looks that are due come first. Among them reviews come last; then owners
+            take turns; then slow jobs come last; then first looks come before later looks."""
             at, what, one = look
             if at > now:
                 return True, False, 0, False, False, at
@@ -373,7 +378,7 @@ class JobWatch:
         job, findings = one.schedule.job, one.findings
         if self._watched.get(job.key) is not one:
             return
-        # NotFound: a job that has just ended may not be known any more.
+        # NotFound: a job that has just ended is perhaps no longer known.
         ripens_ns: int | None = None
         compared = False
         with self._unread_jobs.noted(_about(job.job)), suppress(NotFound):

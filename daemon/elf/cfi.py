@@ -1,6 +1,6 @@
 """Looks up the call frame information of an address.
 
-``.eh_frame_hdr`` has a sorted table of all functions, so a lookup parses one entry among hundreds of thousands.
+``.eh_frame_hdr`` has a sorted table of all functions, so a lookup parses only one of hundreds of thousands of entries.
 Formats: Linux Standard Base 5.0, 10.5 to 10.6 (.eh_frame, pointer encodings).
 """
 
@@ -53,7 +53,7 @@ class Row:
 
 
 class FrameTable:
-    """The call frame information of ``elf``. Raises UnsupportedTarget without a search table."""
+    """The call frame information of ``elf``. Raises UnsupportedTarget if ``elf`` has no usable .eh_frame_hdr."""
 
     def __init__(self, elf: Elf) -> None:
         header = elf.segment(PT_GNU_EH_FRAME)
@@ -74,9 +74,9 @@ class FrameTable:
         self._cies: dict[int, Cie] = {}
 
     def row(self, address: int) -> Row | None:
-        """Returns the frame layout at ``address`` (before relocation), None if no function is described at it.
+        """Returns the frame layout at ``address`` (before relocation); None if no entry covers the address.
 
-        Raises CorruptTarget or UnsupportedTarget for a damaged description.
+        Raises CorruptTarget or UnsupportedTarget for a damaged entry.
         """
         relative = address - self._base
         if not -(1 << 31) <= relative < 1 << 31:
@@ -91,7 +91,7 @@ class FrameTable:
         cursor = Cursor(data)
         cie_offset = cursor.number(4)
         if not cie_offset:
-            raise CorruptTarget("an entry in the index of call frame information refers to no function")
+            raise CorruptTarget("an entry in the index of call frame information does not describe a function")
         cie = self._cie(body - cie_offset)
         start = self._pointer(cursor, cie.encoding, body)
         size = cursor.number(*_format(cie.encoding & 0x07)) & _MASK
@@ -119,7 +119,7 @@ class FrameTable:
         if size == 0xFFFF_FFFF:
             size, skip = head.number(8), 12
         if not 4 < size <= _MAX_ENTRY:
-            raise CorruptTarget("an entry of call frame information has no sensible size")
+            raise CorruptTarget("an entry of call frame information has an invalid size")
         return self._elf.read(offset + skip, size), address + skip
 
     def _cie(self, address: int) -> Cie:
@@ -128,16 +128,16 @@ class FrameTable:
         data, _ = self._entry(address)
         cursor = Cursor(data)
         if cursor.number(4):
-            raise CorruptTarget("an entry of call frame information refers to no common entry")
+            raise CorruptTarget("an entry of call frame information refers to an entry that is not a common entry")
         version = cursor.number(1)
         if version not in (1, 3, 4):
             raise UnsupportedTarget(f"call frame information has the unsupported version {version}")
         end = data.find(b"\0", cursor.at, cursor.at + _MAX_AUGMENTATION)
         if end < 0:
-            raise CorruptTarget("call frame information has too long an augmentation")
+            raise CorruptTarget("call frame information has an augmentation that is too long")
         augmentation = cursor.take(end + 1 - cursor.at)[:-1]
         if version == 4 and cursor.take(2) != b"\x08\0":
-            raise UnsupportedTarget("call frame information is for addresses that do not have 64 bits")
+            raise UnsupportedTarget("call frame information is not for 64-bit addresses")
         code_align, data_align = cursor.uleb(), cursor.sleb()
         register = cursor.number(1) if version == 1 else cursor.uleb()
         cie = _augmented(cursor, augmentation, code_align, data_align, register)
@@ -165,7 +165,7 @@ def _augmented(cursor: Cursor, augmentation: bytes, code_align: int, data_align:
     if augmentation.startswith(b"z"):
         size = cursor.uleb()
         if size > cursor.left:
-            raise CorruptTarget("call frame information has an augmentation behind its end")
+            raise CorruptTarget("call frame information has an augmentation that extends past the end of its entry")
         inner = Cursor(cursor.data, cursor.at, cursor.at + size)
         cursor.take(size)
         for letter in augmentation[1:]:
@@ -178,7 +178,7 @@ def _augmented(cursor: Cursor, augmentation: bytes, code_align: int, data_align:
             elif letter == ord("S"):
                 signal = True
             else:
-                break  # the entry's size covers the unknown rest
+                break  # ``take`` has skipped the augmentation as a whole, with its unknown rest
     elif augmentation:
         raise UnsupportedTarget("call frame information has an unknown augmentation")
     rest = cursor.take(cursor.left)

@@ -1,4 +1,5 @@
-"""Executes the instructions and expressions of call frame information: PLT entries, signal frames, realigned stacks.
+"""Executes the instructions of call frame information, and its expressions, which describe PLT entries, signal frames
+and realigned stacks.
 
 Format: DWARF 5, 2.5 and 6.4.2.
 """
@@ -82,8 +83,8 @@ def evaluate(
 ) -> int | None:
     """Returns the value of an expression, None when it needs an unknown register or unknown memory.
 
-    ``read(address, size)`` returns a number of ``size`` bytes; ``first`` is the initial stack. Raises CorruptTarget
-    for a damaged or endless expression.
+    ``read(address, size)`` returns a number of ``size`` bytes. ``first``: the value on the stack at the start; None:
+    the stack is empty. Raises CorruptTarget for a damaged or endless expression.
     """
     cursor = Cursor(expression)
     stack = [] if first is None else [first]
@@ -198,7 +199,8 @@ class Rule(NamedTuple):
     """Where the caller's value of a register is.
 
     ``kind``: ``offset`` (saved at CFA + value), ``value`` (is CFA + value), ``register`` (in the register with the
-    number value), ``saved`` and ``computed`` (an expression gives the address, or the value), ``same``, ``undefined``.
+    number value), ``saved`` (at the address that ``expression`` gives), ``computed`` (is what ``expression`` gives),
+    ``same``, ``undefined``.
     """
 
     kind: str
@@ -247,7 +249,7 @@ def execute(cursor: Cursor, state: State, cie: Cie, initial: dict[int, Rule], ad
         elif op in (0x02, 0x03, 0x04):  # DW_CFA_advance_loc1, 2, 4
             _advance(state, cursor.number(1 << (op - 2)) * cie.code_align, address)
         elif op == 0x01:  # DW_CFA_set_loc
-            raise UnsupportedTarget("call frame information jumps to an address")
+            raise UnsupportedTarget("call frame information has the unsupported instruction DW_CFA_set_loc")
         else:
             _instruct(op, cursor, state, cie, initial)
     raise CorruptTarget("call frame information has no end")

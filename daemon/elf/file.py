@@ -1,7 +1,7 @@
 """Headers, segments and sections of an ELF file, read piece by piece from a descriptor.
 
-Runs in the parser, which has no rights. Every size in the file is hostile, and is checked against the file and a limit.
-The file is never mapped, so a file that is truncated meanwhile causes an error instead of SIGBUS.
+Runs in the parser, which has no rights. Each size in the file is untrusted, and is checked against the file's length
+and a limit. The file is never mapped, so a file that is truncated meanwhile causes an error instead of SIGBUS.
 Format: the System V gABI, chapters 4 and 5; PT_GNU_EH_FRAME: Linux Standard Base 5.0, 10.5.
 """
 
@@ -58,7 +58,7 @@ class Section(NamedTuple):
 
 
 class Elf:
-    """The ELF file with descriptor ``fd``, which the caller keeps.
+    """The ELF file that is open as ``fd``. The caller owns ``fd`` and closes it.
 
     Raises UnsupportedTarget for anything but a 64-bit little-endian executable or shared library, and for a damaged
     file. Addresses are before relocation.
@@ -73,9 +73,9 @@ class Elf:
         kind, self.machine, _, _, programs, sections = struct.unpack_from("<HHIQQQ", head, 16)
         program_size, program_count, section_size, section_count, self._names = struct.unpack_from("<HHHHH", head, 54)
         if kind not in (_ET_EXEC, _ET_DYN):
-            raise UnsupportedTarget(f"an ELF file of type {kind} is no executable and no shared library")
+            raise UnsupportedTarget(f"an ELF file of type {kind} is neither an executable nor a shared library")
         self.relocated = kind == _ET_DYN
-        """False: the file is loaded at the addresses of its symbols."""
+        """Whether the file is loaded at addresses other than those of its symbols."""
         headers = self._table(programs, program_size, program_count, "<IIQQQQQQ")
         self._programs = [(h[0], Segment(h[3], h[2], h[5], h[6], h[1])) for h in headers]
         self.segments = tuple(self._of_type(_PT_LOAD))
@@ -83,8 +83,8 @@ class Elf:
 
     @property
     def first_vaddr(self) -> int:
-        """Returns the address of the first segment. The load bias is the start of its mapping minus this address,
-        rounded down to a page.
+        """Returns the address of the first segment. The load bias is the start of the segment's mapping minus this
+        address, after the address is rounded down to a page.
         """
         if not self.segments:
             raise UnsupportedTarget("the ELF file has no segment to load")
@@ -130,7 +130,7 @@ class Elf:
         return None
 
     def code_address(self, offset: int) -> int | None:
-        """Returns the address of the instruction at ``offset`` in the file; None if it is in no executable segment."""
+        """Returns the address of the instruction at file offset ``offset``; None outside of executable segments."""
         for segment in self.segments:
             if segment.flags & _PF_X and segment.offset <= offset < segment.offset + segment.file_size:
                 return offset - segment.offset + segment.vaddr

@@ -1,4 +1,4 @@
-"""Finds the function that an address of an ELF file belongs to, by an index of its symbols by address.
+"""Finds the function that contains an address of an ELF file, with an index that sorts the file's symbols by address.
 
 A name is read only when it is needed, so the index takes 20 bytes for each symbol.
 """
@@ -22,7 +22,8 @@ _STT_FUNC, _STT_GNU_IFUNC = 2, 10
 _STB_LOCAL, _STB_WEAK = 0, 2
 _MAX_SYMBOLS = 8 << 20
 _MAX_NAME = 4096
-# The search tries this many symbols before an address, since aliases and functions within functions can reach it.
+# The maximum number of symbols at or before an address that the search tries, from the nearest symbol on. The nearest
+# symbols may not contain the address: aliases and other functions can begin, and end, inside the function.
 _MAX_STEPS = 16
 # jmp rel32 and jcc rel32.
 _JUMP = re.compile(rb"(?:\xe9|\x0f[\x80-\x8f])(?=(.{4}))", re.DOTALL)
@@ -43,7 +44,8 @@ class Functions:
         kinds, bindings = rows["info"] & 15, rows["info"] >> 4
         functions = ((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (rows["section"] != 0) & (rows["name"] != 0)
         rows, bindings = rows[functions], bindings[functions]
-        # ``find`` uses the last of several symbols at an address. The order is local, weak, global.
+        # If several symbols have one address, ``find`` uses the last. The order is local, weak, global, so a global
+        # symbol wins.
         rank = np.select([bindings == _STB_LOCAL, bindings == _STB_WEAK], [0, 1], 2)
         order = np.lexsort((rank, rows["value"]))
         self._starts = np.ascontiguousarray(rows["value"][order])
@@ -56,7 +58,8 @@ class Functions:
     def find(self, address: int, begin: int | None = None) -> tuple[bytes, int] | None:
         """Returns (mangled name, start) of the function at ``address`` (before relocation), or None.
 
-        A symbol without a size counts only at ``begin``, the start of the function by the call frame information.
+        A symbol without a size counts only if it starts at ``begin``, the start of the function according to the call
+        frame information.
         """
         if not 0 <= address < 1 << 64:
             return None
@@ -71,9 +74,9 @@ class Functions:
 
     def origin(self, start: int, code: bytes) -> bytes | None:
         """Returns the name of the function from which ``code``, at ``start``, was split off: the only function that
-        ``code`` jumps into.
+        ``code`` jumps into. None if it jumps into no function, or into several.
 
-        Compilers move code that seldom runs out of its function (GCC: NAME.cold), and strip removes the symbols of
+        Compilers split off the rarely executed code of a function (GCC: NAME.cold), and strip removes the symbols of
         these parts.
         """
         origin = None

@@ -1,8 +1,8 @@
 """Finds the symbols of an ELF file whose names match patterns.
 
-The string table is searched for the longest fixed part of a pattern, and only symbols whose names hold it are compared:
-libtorch_cpu has 0.5 million symbols and 60 MB of names. Symbol tables stay bytes, so that half a million symbols do not
-become Python objects.
+The string table is searched for the longest fixed part of a pattern, and only symbols whose names contain it are
+compared: libtorch_cpu has 0.5 million symbols and 60 MB of names. Symbol tables stay bytes, so that half a million
+symbols do not become Python objects.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def symbol_table(elf: Elf, kind: int, limit: int) -> _SymbolTable | None:
 _MAX_STRINGS = 256 << 20
 _MAX_SYMBOLS = 2 << 20
 _MAX_NAME = 1024
-# The limit of occurrences in the string table plus symbols compared, over all patterns of a search.
+# The maximum number of occurrences in the string table plus compared symbols, summed over all patterns of a search.
 _MAX_COMPARED = 1 << 16
-# The most offsets of the string table that a search compares. For each occurrence of a pattern it compares up to
-# _MAX_NAME offsets before the occurrence.
+# The maximum number of offsets in the string table that a search considers as starts of names. For each occurrence of a
+# pattern it considers up to _MAX_NAME offsets before the occurrence.
 _MAX_STARTS = 1 << 22
 _MAX_MATCHES = 512
 _TOO_MANY = "too many symbols of the ELF file match"
@@ -79,9 +79,10 @@ _Row = tuple[int, ...]
 
 
 class Symbol(NamedTuple):
-    """A defined symbol. ``address`` is before relocation; ``head``: its first bytes in the file, at most 32.
+    """A defined symbol. ``address`` is before relocation. ``head`` is the first bytes of the symbol in the file, at
+    most 32.
 
-    ``file_offset``: None if the file does not contain its bytes (.bss).
+    ``file_offset`` is None if the file does not contain the bytes of the symbol (.bss).
     """
 
     name: str
@@ -93,7 +94,7 @@ class Symbol(NamedTuple):
 
 class FileSymbols(NamedTuple):
     """Symbols of one file. ``first_vaddr``: the address of its first loaded segment. ``relocated``: whether the file is
-    loaded at other addresses than its symbols have. ``machine``: e_machine.
+    loaded at addresses other than those of its symbols. ``machine``: e_machine.
     """
 
     symbols: tuple[Symbol, ...]
@@ -112,11 +113,12 @@ def find_symbols(fd: int, patterns: Sequence[str]) -> list[Symbol]:
 
 
 def matching_symbols(elf: Elf, patterns: Sequence[str]) -> list[Symbol]:
-    """Returns the defined symbols whose whole name matches a pattern, by address, with all aliases.
+    """Returns the defined symbols whose whole name matches a pattern, sorted by address, with all aliases.
 
     ``*`` in a pattern stands for any text. A pattern without a match in .dynsym is looked up in .symtab, unless another
-    pattern found a function of the same C++ class or inner namespace in .dynsym: a class is exported with its methods.
-    Raises UnsupportedTarget for a damaged file, for more than 512 matches, and for more than 65,536 names to compare.
+    pattern found a function of the same C++ class or inner namespace in .dynsym, because a class is exported with all
+    its methods. Raises UnsupportedTarget for a damaged file, for more than 512 matches, and for more than 65,536 names
+    to compare.
     """
     found = _search(elf, SHT_DYNSYM, {pattern: _parts(pattern) for pattern in patterns})
     exported = {_class_of(pattern) for pattern in found} - {""}
@@ -220,8 +222,8 @@ def _parts(pattern: str) -> _Parts:
 
 
 def _matches(name: bytes, parts: _Parts) -> bool:
-    """Returns whether the name matches, in one pass for any name: a hostile name would make a regular expression
-    backtrack.
+    """Returns whether the name matches. A regular expression would be a risk: a hostile name could make it backtrack.
+    This function makes one pass over the name.
     """
     if len(parts) == 1:
         return name == parts[0]

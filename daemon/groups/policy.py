@@ -14,10 +14,11 @@ from probing.groups.spec import node_of
 
 __all__ = ("Step", "Watched", "absences", "next_step")
 
-# After the fence has passed on the node that is gone, this much time is left for clocks and scheduling, s.
+# The margin for clocks and scheduling, s: a start waits this long after the fence of a node that does not answer.
 _MARGIN_S = 5.0
 _MAX_PAUSE_S = 60.0
-# A start waits this long for the launchers of all nodes before a group with min_nodes starts without some, s.
+# How long a start waits for the launchers of all nodes, s. A group with min_nodes then starts without the missing
+# nodes.
 _PATIENCE_S = 30.0
 # A node of a running group counts as gone after this time without an answer, s.
 _GONE_S = 15.0
@@ -38,9 +39,9 @@ class Step:
 class Watched:
     """What this node remembers of the present generation. Times are on time.monotonic(), s.
 
-    ``since``: when this node learned of the phase. ``rows``: the last reports by node; None for a node that does not
-    answer, ``silent``: since when, and when it was last asked; nodes are asked ``every`` so many seconds.
-    ``waits_for``: why the start waits. ``failed``: when a failure was first seen.
+    ``since``: when this node learned of the phase. ``rows``: the last reports of each node; None for a node that does
+    not answer. ``silent``: since when such a node has not answered, and when it was last asked. ``every``: the seconds
+    between two requests for reports. ``waits_for``: why the start waits. ``failed``: when a failure was first seen.
     """
 
     generation: int = -1
@@ -53,7 +54,7 @@ class Watched:
     failed: float | None = None
 
     def note(self, group: Group, now: float) -> None:
-        """Begins anew if the record has another generation or phase."""
+        """Resets the fields that belong to one generation and phase, if the record has another generation or phase."""
         if (self.generation, self.phase) != (group.generation, group.phase):
             self.generation, self.phase, self.since = group.generation, group.phase, now
             self.waits_for, self.failed = "", None
@@ -64,7 +65,8 @@ class Watched:
             self.silent.pop(node, None)
             return
         since, asked = self.silent.get(node, (now, now))
-        # Meanwhile another node asked, which may have had answers.
+        # If this node has not asked for a long time, the silence begins anew: another node may have asked and got
+        # answers meanwhile.
         self.silent[node] = (since if now - asked < max(_GONE_S, 3 * self.every) else now), now
 
 
@@ -79,7 +81,8 @@ def next_step(group: Group, watched: Watched, now: float, now_ns: int) -> Step |
 
 def _start(group: Group, watched: Watched, now: float, now_ns: int) -> Step | None:
     spec = group.spec
-    # Of a refusal and a row with what the launcher knows, the latter.
+    # A worker may have a refusal, whose ``seen`` is 0, and a newer row. The sort makes the row with the highest
+    # ``seen`` the one that ``rows`` keeps.
     every = sorted((row for each in watched.rows.values() for row in each or ()), key=lambda row: row.seen)
     rows = {row.worker: row for row in every}
     ranks = {rank.worker: rank.rank for rank in group.ranks()}
@@ -88,7 +91,7 @@ def _start(group: Group, watched: Watched, now: float, now_ns: int) -> Step | No
         return Step("failed", "failure", _failure_text(refused, ranks))
     fence_s = group.fenced_s if spec.fenced else None
     fenced = fence_s is not None and now - watched.since > fence_s + _MARGIN_S
-    # In the order of their names; nodes once each.
+    # A dict is used as an ordered set: each node once, in the order of the workers.
     silent: dict[str, None] = {}
     unserved, busy = [], []
     for worker in group.occupied:
@@ -143,7 +146,7 @@ def _running(group: Group, watched: Watched, now: float, now_ns: int) -> Step | 
     gone = _gone(group, watched, now)
     if gone and spec.min_nodes and _nodes_left(group, gone) >= spec.min_nodes:
         names = listed(sorted(gone)[:8])
-        return _again(group, watched, "failure", f"no answer of {names}", now, now_ns, tuple(sorted(gone)))
+        return _again(group, watched, "failure", f"no answer from {names}", now, now_ns, tuple(sorted(gone)))
     if len(ended) == len(ranks) and not failed:
         if spec.restart == "always":
             return _again(group, watched, "always", "all ranks have ended", now, now_ns)
@@ -153,7 +156,7 @@ def _running(group: Group, watched: Watched, now: float, now_ns: int) -> Step | 
         return None
     reason = _failure_text(failed, ranks)
     if failed[0].state == "refused":
-        # The next start would be refused, too.
+        # The group is not restarted, because the launcher would refuse the next start, too.
         return Step("failed", "failure", reason)
     if spec.restart == "never":
         over = len(failed) + sum(not row.failed for row in ended) == len(ranks)
@@ -170,7 +173,9 @@ def _again(
     now_ns: int,
     without: tuple[str, ...] = (),
 ) -> Step | None:
-    """Returns the restart once its pause is over, which doubles with each restart since the last order: 1 s, 2, 4."""
+    """Returns the restart once its pause is over, and None until then. The pause is 1 s at first and doubles with each
+    restart since the owner's last order. Returns a failure if the group has reached its limit of restarts.
+    """
     if watched.failed is None:
         watched.failed = now
     if not group.may_restart(cause, now_ns):
@@ -182,7 +187,7 @@ def _again(
 
 
 def absences(group: Group, watched: Watched) -> Iterator[tuple[int, str, str]]:
-    """Yields rank, node and a sentence for each rank of a running generation that does not run, as far as known."""
+    """Yields rank, node and a sentence for each rank of a running generation that is known not to run."""
     rows = {row.worker: row for each in watched.rows.values() for row in each or () if row.seen >= group.generation}
     for rank in group.ranks() if group.phase == "running" else ():
         row, name = rows.get(rank.worker), f"rank {rank.rank} of group {group.spec.name}"
@@ -198,7 +203,7 @@ def absences(group: Group, watched: Watched) -> Iterator[tuple[int, str, str]]:
 
 
 def _failure_text(failed: Sequence[WorkerRow], ranks: Mapping[str, int]) -> str:
-    """Returns the sentence about ranks that failed, the first one to fail first."""
+    """Returns the sentence about the ranks that failed. It explains the first failure and lists the later ones."""
     first = failed[0]
     if first.state == "refused":
         text = f"worker {first.worker} refused to start rank {ranks[first.worker]}: {first.reason}"

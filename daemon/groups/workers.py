@@ -17,9 +17,10 @@ from probing.groups.spec import is_worker, node_of
 __all__ = ("Launcher", "Workers")
 
 MAX_LAUNCHERS, MAX_NAMES = 256, 256
-# Launchers of one user: a launcher for each worker of a large node.
+# The maximum number of launchers of one user. It suffices for one launcher for each worker of a large node.
 MAX_OF_USER = 64
-# After this time a launcher that went away is forgotten, s; its processes may run on meanwhile.
+# A launcher that sent no report for this long is forgotten, s. It is kept until then, since its processes may still
+# run.
 _FORGET_S = 86_400.0
 
 
@@ -40,22 +41,22 @@ class Launcher:
     connected: bool = True
     number: int = 0
     rows: list[WorkerRow] = field(default_factory=list)
-    # The readings of logs that it has still to answer, by their numbers.
+    # The requests to read logs that the launcher has not answered yet, by their numbers.
     readings: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     _orders: dict[tuple[str, str], object] = field(default_factory=dict)
     _ordered: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, kind: str, group: str, order: object) -> None:
-        """Has an order sent. Of the orders of a kind for a group, the newest counts: a launcher that does not read
-        keeps no more of them waiting.
+        """Queues an order for the launcher. It replaces a waiting order of the same kind for the same group, so the
+        queue of a launcher that does not read cannot grow without limit.
         """
-        # A lease follows the record of its generation.
+        # The order goes to the end of the queue, so that a lease follows the record of its generation.
         self._orders.pop((kind, group), None)
         self._orders[kind, group] = order
         self._ordered.set()
 
     async def next_order(self) -> object:
-        """Returns the next order to send, once there is one."""
+        """Waits for the next order to send, and returns it."""
         while not self._orders:
             self._ordered.clear()
             await self._ordered.wait()
@@ -63,7 +64,7 @@ class Launcher:
 
 
 class Workers:
-    """The launchers of ``node``, by worker. Belongs to one event loop.
+    """The launchers of ``node``, by worker. Used by one event loop; only ``rows`` may be called from any thread.
 
     ``suspect_s`` and ``failed_s``: the times without a report after which a launcher is suspect, and has failed.
     """
@@ -81,9 +82,10 @@ class Workers:
         self._by_worker: dict[str, Launcher] = {}
 
     def join(self, uid: int, user: str, names: Sequence[str], pid: int, version: str) -> Launcher:
-        """Registers a launcher of the user ``uid``, in place of a launcher of the same user that is gone.
+        """Registers a launcher of the user ``uid``. It replaces launchers of the same workers that are gone.
 
-        Raises UsageError for names that are no workers of this node, PrivilegeError for a worker of another user.
+        Raises UsageError for names that are not workers of this node and for a worker that a running launcher serves,
+        PrivilegeError for a worker of another user, Overloaded for too many launchers.
         """
         if not 0 < len(names) <= MAX_NAMES or len(set(names)) < len(names):
             raise UsageError(f"the launcher names {len(names)} workers", hint=f"1 to {MAX_NAMES}, each once")
@@ -114,7 +116,9 @@ class Workers:
         return launcher
 
     def _check_room(self, uid: int, user: str) -> None:
-        """Raises Overloaded if the user, or all users, have too many launchers. One that is gone makes room."""
+        """Makes room for a new launcher if the user, or all users together, have too many: forgets a disconnected
+        launcher of the user, or at the limit of all users a failed one. Raises Overloaded if there is none.
+        """
         every = self._launchers()
         mine = [launcher for launcher in every if launcher.uid == uid]
         if len(mine) < MAX_OF_USER and len(every) < MAX_LAUNCHERS:
@@ -130,10 +134,12 @@ class Workers:
         return self._state(launcher) == "failed"
 
     def report(self, launcher: Launcher, number: int, rows: list[WorkerRow]) -> None:
-        """Notes a report. Rows of workers that the launcher does not serve are left out."""
+        """Stores a report. Rows of workers that the launcher does not serve are left out."""
         launcher.heard, launcher.number, launcher.connected = self._now(), number, True
         served = set(launcher.workers)
-        # A launcher says once that it refused a record, and does not say which generation it has seen.
+        # A launcher may report a refusal only once, and the row of a refusal does not say which generation the
+        # launcher knows. So refusals of earlier reports are kept until another row of the worker says that the
+        # launcher knows the refused generation.
         refusals = {(row.worker, row.group): row for row in [*launcher.rows, *rows] if _is_refusal(row)}
         kept = {(row.worker, row.group): row for row in rows if row.worker in served and not _is_refusal(row)}
         still = []
@@ -144,7 +150,7 @@ class Workers:
         launcher.rows = [*still, *kept.values()]
 
     def leave(self, launcher: Launcher) -> None:
-        """Notes that the connection ended. The rows stay until another launcher serves the workers."""
+        """Marks the launcher as disconnected. Its rows stay until another launcher serves the workers."""
         launcher.connected = False
 
     def forget(self, launcher: Launcher) -> None:
@@ -153,9 +159,10 @@ class Workers:
                 del self._by_worker[name]
 
     def of_group(self, group: str, uid: int) -> list[WorkerRow]:
-        """Returns the last rows about a group of the user ``uid``, of launchers that are connected and heard from.
+        """Returns the last rows about a group of the user ``uid``, from launchers that are connected and have not
+        failed.
 
-        A launcher of another user knows nothing about the group's processes.
+        Launchers of other users are left out: they know nothing about the group's processes.
         """
         return [
             row
@@ -171,7 +178,7 @@ class Workers:
         return list(found.values())
 
     def rows(self) -> Iterator[Row]:
-        """Yields rows of ``cluster.workers``. For any thread."""
+        """Yields rows of ``cluster.workers``. Thread-safe."""
         for launcher in self._launchers():
             common = {
                 "user": launcher.user,
@@ -203,7 +210,7 @@ class Workers:
                 }
 
     def _launchers(self) -> list[Launcher]:
-        # The list is made at once, while other threads wait.
+        # The inner list is made in one step, so a change by another thread cannot break the iteration.
         return list({id(launcher): launcher for launcher in list(self._by_worker.values())}.values())
 
     def _forget_old(self) -> None:

@@ -1,4 +1,4 @@
-"""Refuses processes into which no code may be put, and names the reason, before anything is done to them.
+"""Checks whether code may be put into a process, before anything is done to the process. A refusal names its reason.
 
 The reasons come from the kernel and the process itself: how it was started, who traces it, what restricts it.
 """
@@ -27,8 +27,8 @@ _LOOKS, _LOOK_S = 10, 0.02
 
 
 class Facts(NamedTuple):
-    """``pid``: in the process's own pid namespace. ``uid``: the real user id. ``filtered``: seccomp filters its system
-    calls.
+    """The facts about a process into which code may be put. ``pid`` is its pid in its own pid namespace, and ``uid`` is
+    its real user id. ``filtered`` says whether seccomp filters its system calls.
     """
 
     pid: int
@@ -57,7 +57,10 @@ def facts_of(target: Target, memory: Memory, maps: list[Mapping]) -> Facts:
 
 
 def _untraced_status(target: Target) -> dict[bytes, bytes]:
-    """Returns /proc/PID/status. Another injector traces the process for a moment only, a debugger for longer."""
+    """Returns /proc/PID/status, read again for up to 0.2 s while the process is traced.
+
+    The wait tells injectors from debuggers: another injector traces the process only for a moment.
+    """
     for _ in range(_LOOKS):
         status: dict[bytes, bytes] = dict(
             re.findall(rb"^(\w+):\s*(.*)$", target.read("status", _MAX_STATUS), re.MULTILINE)
@@ -73,11 +76,11 @@ def _refuse_without_ctypes(target: Target, status: dict[bytes, bytes], *, filter
     pid = target.pid
     if filtered:
         # A filter might kill the process for opening a file.
-        why = f"process {pid} is in a seccomp sandbox and has not loaded ctypes: opening a file might end it"
+        why = f"process {pid} is in a seccomp sandbox and has not loaded ctypes: opening a file might kill it"
         raise UnsupportedTarget(why, hint=_INSTEAD)
     effective = int(status[b"Uid"].split()[1])
     if not Path(f"/proc/{pid}/root/proc/self").is_symlink() or Path(f"/proc/{pid}/mem").stat().st_uid != effective:
-        why = f"process {pid} cannot open /proc/self/mem and has not loaded ctypes: it could not return a result"
+        why = f"process {pid} cannot open /proc/self/mem and has not loaded ctypes: code could not return a result"
         raise UnsupportedTarget(why, hint=_INSTEAD)
 
 
@@ -105,7 +108,7 @@ def _refuse_start(target: Target, memory: Memory) -> None:
 
 
 def _options(words: list[bytes]) -> set[bytes]:
-    """Returns the options of a command line of python, one for each letter; -X and -W with their values."""
+    """Returns the options of a python command line. ``-Bs`` counts as -B and -s; -X and -W include their values."""
     found: set[bytes] = set()
     rest = iter(words[1:])
     for word in rest:
@@ -122,9 +125,11 @@ def _options(words: list[bytes]) -> set[bytes]:
 
 
 def _environment(target: Target, memory: Memory) -> list[bytes]:
-    """Returns the environment as it was at exec. Reading /proc/PID/environ would take another right."""
+    """Returns the environment as it was at exec. It is read from the process's memory, because reading
+    /proc/PID/environ needs another permission.
+    """
     fields = target.read("stat", 4096).rpartition(b")")[2].split()
-    # env_start and env_end, fields 50 and 51 of proc_pid_stat(5); the first here is field 3.
+    # env_start and env_end are fields 50 and 51 of proc_pid_stat(5). ``fields`` starts with field 3.
     start, end = int(fields[47]), int(fields[48])
     if not start or end <= start:
         return []

@@ -1,7 +1,7 @@
 """Evaluates code in a process: maps memory in it, writes the code there, adds a pending call, and reads the answer.
 
-The process is stopped three times, each time for one call: mmap, ``Py_AddPendingCall`` and munmap. If this process ends
-in between, the target goes on unchanged; at worst the memory stays mapped, unused.
+The process is stopped three times, each time for one call: mmap, ``Py_AddPendingCall`` and munmap. If the injector ends
+in between, the target goes on unchanged; at worst the memory stays mapped but unused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ __all__ = ("MAX_CODE", "MAX_SECONDS", "SESSION", "Answer", "Evaluation", "Raised
 
 MAX_CODE, MAX_SECONDS = 64 << 10, 60.0
 SESSION = re.compile(r"[0-9a-f]{0,32}")
-# The area of the answer: state, length, and fields from HEAD on, as sdk/evaluate.py writes them; then the text.
+# The mapped memory starts with _ANSWER_BYTES for the answer, which sdk/evaluate.py writes: a state, a length, and the
+# fields, which begin at byte _HEAD. The text to run follows the answer.
 _ANSWER_BYTES, _HEAD = 1 << 20, 64
 _BEGUN, _DONE = 1, 2
 _MMAP, _MUNMAP = 9, 11
@@ -48,9 +49,10 @@ _PROTECTION, _FLAGS = 3, 0x2 | 0x20 | 0x100000
 _NOWHERE = (1 << 64) - 1
 _MAPPED_S, _CLEAN_S, _GRACE_S = 1.0, 1.0, 1.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0002, 0.005
-# The stack is read at each stop, so only the deadline bounds the reads.
+# The stack is read at each stop. These limits are never reached, so only the deadline bounds the reads.
 _MAX_READS, _MAX_READ_BYTES, _MAX_FIELDS = 1 << 30, 1 << 50, 256
-# The first 1 becomes 0 when the code is withdrawn. A pending call must never raise.
+# To withdraw the code, the first 1 of the text is overwritten with 0. The text catches all exceptions, because a
+# pending call must never raise.
 _TEXT = """if 1:
  try:
   (lambda names: (
@@ -62,14 +64,15 @@ _TEXT = """if 1:
 """
 _SWITCH_AT = _TEXT.index("1")
 _WANTED = b"if 1:\n try:"
-# The text has the code, of up to four bytes a character and escaped, and the source of sdk/evaluate.py.
+# The maximum bytes of the text. It contains the source of sdk/evaluate.py and the code. ``ascii`` turns a character of
+# the code into at most ten bytes.
 _MAX_TEXT = 1 << 20
 
 
 class Evaluation(NamedTuple):
-    """A request to run code in a process. ``uid``: the real user that the process must have. ``functions``: see
-    ``Functions``. ``seconds``: the time in which the code has to begin and to end. ``session``: its code sees
-    the names that earlier code of the session has assigned; ``ends``: this is the last code of the session.
+    """A request to run code in a process. ``uid`` is the real user that the process must have, and ``functions`` has
+    the fields of ``Functions``. The code must begin and end within ``seconds``. Code of a ``session`` sees the names
+    that earlier code of the same session has assigned; ``ends`` marks the last code of the session.
     """
 
     pid: int
@@ -83,7 +86,7 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: Header) -> Evaluation:
-        """Returns the request of a message. Raises UsageError."""
+        """Returns the request that the message ``data`` contains. Raises UsageError."""
         try:
             pid, start_ns, uid = int(data["pid"]), int(data["start_ns"]), int(data["uid"])
             functions, code, seconds = dict(data["functions"]), str(data["code"]), float(data["seconds"])
@@ -95,12 +98,12 @@ class Evaluation(NamedTuple):
         if not 0 < asked.seconds <= MAX_SECONDS or asked.pid <= 0 or asked.start_ns <= 0:
             raise UsageError("the request to run code has a number out of range")
         if not SESSION.fullmatch(asked.session):
-            raise UsageError("the name of a session has up to 32 digits and letters a to f")
+            raise UsageError("the name of a session has at most 32 characters: digits and the letters a to f")
         return asked
 
 
 class Raised(TypedDict):
-    """What the code raised. ``frames``: file, line and function of each."""
+    """The exception that the code raised. ``frames`` holds the file, line and function of each frame."""
 
     type: str
     message: str
@@ -108,8 +111,8 @@ class Raised(TypedDict):
 
 
 class Answer(TypedDict, total=False):
-    """What the code in a process answered. ``value`` and ``type``: of an expression. ``dropped``: characters of output
-    beyond the limit. ``stops``: how often the main thread was stopped for the code.
+    """What the code in a process answered. ``value`` and ``type`` are set if the code is an expression. ``dropped``
+    is the number of characters of output beyond the limit. ``stops`` is how often a thread was stopped for the code.
     """
 
     value: str
@@ -125,8 +128,8 @@ class Answer(TypedDict, total=False):
 def evaluate(asked: Evaluation) -> Answer:
     """Runs the code in the process's main thread and returns its answer.
 
-    Raises PrivilegeError and UnsupportedTarget for a process into which no code may be put, TargetTimeout if the code
-    did not begin in time (then it was withdrawn) or does not end, ProcessGone, TargetError.
+    Raises PrivilegeError or UnsupportedTarget if no code may be put into the process. Raises TargetTimeout if the code
+    does not end, or was withdrawn because it did not begin in time. Raises ProcessGone and other TargetErrors.
     """
     deadline = time.monotonic() + asked.seconds
     with Target(asked.pid, asked.start_ns) as target:
@@ -163,11 +166,11 @@ def evaluate(asked: Evaluation) -> Answer:
 
 
 def _require_no_code(memory: ProcessMemory, maps: Sequence[Mapped], pid: int) -> None:
-    """Raises TargetTimeout while code of an earlier request runs in the process, longer than it was allowed to.
+    """Raises TargetTimeout if code of an earlier request still runs in the process after its time limit.
 
-    In CPython 3.11 code under a trace function, as ours is for its time limit, never gets past its first instruction
-    while another pending call waits (CHECK_EVAL_BREAKER in DO_TRACING, Python/ceval.c). So code runs alone; of requests
-    at the same time ``Evaluations`` lets one pass after the other.
+    Our code runs under a trace function, which enforces the time limit. In CPython 3.11 traced code never gets past its
+    first instruction while another pending call waits (CHECK_EVAL_BREAKER in DO_TRACING, Python/ceval.c). So only one
+    request's code may run in a process at a time; ``Evaluations`` makes concurrent requests wait for each other.
     """
     for mapped in maps:
         if _ANSWER_BYTES < mapped.end - mapped.start <= _ANSWER_BYTES + _MAX_TEXT and not mapped.path:
@@ -180,7 +183,7 @@ def _require_no_code(memory: ProcessMemory, maps: Sequence[Mapped], pid: int) ->
 
 
 class _Region:
-    """Memory in the process. ``unused``: the process does not use it, now or later."""
+    """Memory mapped in the process. ``unused``: the process neither uses this memory now nor will use it later."""
 
     def __init__(
         self,

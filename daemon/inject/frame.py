@@ -34,7 +34,9 @@ class Registers(ctypes.Structure):
 
     @property
     def in_system_call(self) -> bool:
-        """Whether the thread was in a system call; orig_rax is then its number. Interrupts leave a negative value."""
+        """Whether the thread was in a system call. In a system call orig_rax is the call's number; after an interrupt
+        it is negative.
+        """
         return not int(self.orig_rax) >> 63
 
 
@@ -47,8 +49,8 @@ class Frame(NamedTuple):
 
 _RED_ZONE = 128
 _CODE_SEGMENT = 0x33
-# pretcode; uc_flags, uc_link, uc_stack; the registers and segments of struct sigcontext; err, trapno, oldmask, cr2,
-# fpstate; reserved1; uc_sigmask; struct siginfo.
+# The fields in order: pretcode; uc_flags, uc_link, uc_stack; the registers and segments of struct sigcontext; err,
+# trapno, oldmask, cr2, fpstate; reserved1; uc_sigmask; struct siginfo.
 _FRAME = struct.Struct("<Q QQ QiiQ 18Q 4H 5Q 64x Q 128x")
 # UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS.
 _FLAGS = 1 | 2 | 4
@@ -58,15 +60,16 @@ _MAGIC1, _MAGIC2 = 0x46505853, 0x46505845
 # Offsets in the XSAVE area: the mask of features, as PTRACE_GETREGSET writes it (xstate_fx_sw_bytes), and XSTATE_BV.
 _SOFTWARE, _FEATURES_IN_USE = 464, 512
 _LEAST_XSTATE = 576
-# AMX's tiles (TILEDATA) come last. Most threads have no permission for tiles, and then a frame must not contain tiles.
+# AMX's tiles (TILEDATA) are at the end of the XSAVE area. A frame must not contain tiles if the thread has no
+# permission for them, which is the case for most threads.
 _TILES, _TILES_AT = 1 << 18, 2816
 
 
 def signal_frame(registers: Registers, blocked: int, xstate: bytes, restorer: int) -> Frame:
-    """Returns the frame from which rt_sigreturn restores ``registers``, the mask ``blocked`` and ``xstate``.
+    """Returns the frame from which rt_sigreturn restores ``registers``, the signal mask ``blocked`` and ``xstate``.
 
     ``xstate``: the bytes that PTRACE_GETREGSET returns for NT_X86_XSTATE. ``restorer``: address of the C library's code
-    that calls rt_sigreturn. Raises UnsupportedTarget for a thread whose registers no frame can hold.
+    that calls rt_sigreturn. Raises UnsupportedTarget if a frame cannot hold the thread's registers.
     """
     if registers.cs != _CODE_SEGMENT:
         raise UnsupportedTarget(
@@ -93,7 +96,9 @@ def signal_frame(registers: Registers, blocked: int, xstate: bytes, restorer: in
 
 
 def _saved_state(xstate: bytes) -> bytes:
-    """Returns the XSAVE area with the marks that the kernel puts into frames, so that it restores the whole area."""
+    """Returns the XSAVE area with the magic numbers that the kernel puts into frames. Without these numbers, the kernel
+    would not restore the whole area.
+    """
     if len(xstate) < _LEAST_XSTATE:
         raise UnsupportedTarget(
             "the vector registers of the main thread cannot be read", hint="CPU and kernel must support XSAVE"

@@ -1,4 +1,4 @@
-"""Finds the functions of CPython that run code: a reader opens the file, a parser reads its symbols."""
+"""Finds the functions of CPython that run code: a reader opens the interpreter's file, a parser reads its symbols."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _X86_64 = 62
 
 
 def find_functions(readers: ReaderPool, parsers: ParserPool, pid: int, start_ns: int, deadline: float) -> Functions:
-    """Returns the functions of process ``pid``; ``deadline`` on time.monotonic().
+    """Returns the addresses of the functions in process ``pid``. ``deadline`` is a time of time.monotonic().
 
-    Raises NotPython if no file of the process has these functions, UnsupportedTarget, and the errors of
-    ``ReaderPool.call``.
+    Raises NotPython if no file of the process has these functions, UnsupportedTarget if the process is not an x86-64
+    program, and the errors of ``ReaderPool.call``.
     """
 
     def call(op: str, **arguments: Any) -> Any:
@@ -42,7 +42,7 @@ def find_functions(readers: ReaderPool, parsers: ParserPool, pid: int, start_ns:
             continue
         if answer.machine != _X86_64:
             raise UnsupportedTarget(
-                f"process {pid} is no x86-64 program", hint="use `probingctl vars` or `stacks`; eval needs x86-64"
+                f"process {pid} is not an x86-64 program", hint="use `probingctl vars` or `stacks`; eval needs x86-64"
             )
         add, run, loop, runtime = (symbols.address(name, mapping) for name in SYMBOLS)
         return Functions(add, run, loop, loop + by_name[SYMBOLS[2]].size, runtime, by_name[SYMBOLS[3]].size)

@@ -1,10 +1,10 @@
-"""Waits for a moment at which the main thread can make a call for us; at the deadline, says what it did instead.
+"""Waits for a moment at which a thread can make a call for us. At the deadline, says what the main thread did instead.
 
-Code is handed over only while the thread executes the evaluation loop itself: there it is in no system call, in no
-function of the C library, of an allocator or of the lock that ``Py_AddPendingCall`` takes, and Python will look at its
-pending calls within microseconds. Some compilers make each instruction a function of its own (CPython 3.13 and later).
-Then code is handed over while the thread executes code of the interpreter and the lock is free. A sleeping thread is
-never stopped.
+Code is handed over only while the main thread executes the evaluation loop itself. The thread is then in no system call
+and in no function of the C library, of an allocator or of the lock that ``Py_AddPendingCall`` takes, and Python will
+look at its pending calls within microseconds. Some compilers make each instruction a function of its own (CPython 3.13
+and later). For these builds, code is handed over while the main thread executes code of the interpreter and the lock is
+free. A sleeping thread is never stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ("Moments",)
 _FIRST_PAUSE_S, _LAST_PAUSE_S, _GROWTH = 0.0005, 0.005, 1.05
 _MOST_STACK = 1 << 20
 _MOST_THREADS = 256
-# In a signal frame, from the address of the restorer on: uc_link, uc_stack.ss_flags, the code segment.
+# Offsets in a signal frame, from the word with the restorer's address: uc_link, uc_stack.ss_flags, the code segment.
 _LINK, _STACK_FLAGS, _SEGMENT = 16, 32, 192
 _CODE_SEGMENT, _OURS = 0x33, 0x40
 _STATES = {
@@ -59,15 +59,15 @@ class Moments:
         self.stops_us: list[float] = []
 
     def for_system_call(self, act: Callable[[Stop], None], deadline: float) -> None:
-        """Calls ``act`` with any running thread, stopped at a place where it can make a system call for us unharmed.
+        """Stops a running thread where it can safely make a system call for us, and calls ``act`` with the stop.
 
-        Raises TargetTimeout at ``deadline`` on time.monotonic().
+        ``deadline`` is a time of time.monotonic(). Raises TargetTimeout if there was no such moment until then.
         """
         self._wait(self._running, lambda stop: not stop.is_restartable_sequence(), act, deadline)
 
     def for_pending_call(self, act: Callable[[Stop], None], deadline: float) -> None:
-        """Calls ``act`` with the main thread, stopped where it can call ``Py_AddPendingCall``. Raises TargetTimeout at
-        ``deadline``.
+        """Stops the main thread where it can call ``Py_AddPendingCall``, and calls ``act`` with the stop.
+        ``deadline`` and errors are as in ``for_system_call``.
         """
         self._wait(self._main_running, self._evaluates, act, deadline)
 
@@ -147,9 +147,9 @@ class Moments:
         return inside and is_unlocked(self._memory, self._lock)
 
     def _handles_signal(self, stack: int) -> bool:
-        """Returns whether a signal handler runs: whether the stack above address ``stack`` has a frame of the kernel.
+        """Returns whether a signal handler runs: whether the kernel put a signal frame on the stack, above ``stack``.
 
-        The frames of our own earlier calls have flags that the kernel never writes.
+        Frames of our own earlier calls do not count: they have flags that the kernel never writes.
         """
         mapping = next((m for m in self._maps if stack < m.end), None)
         if mapping is None:

@@ -1,8 +1,9 @@
-"""Finds the lock of the pending calls of CPython 3.13 and later in memory, since no symbol names it.
+"""Finds the lock of the pending calls of CPython 3.13 and later by a search of memory, since no symbol names the lock.
 
-``struct _pending_calls`` (Include/internal/pycore_ceval_state.h of 3.13.0 to 3.15.2) lies in ``_PyRuntime``: thread
-that handles, PyMutex, three numbers, a ring of 300 calls of three words each, first and next. A call that was removed
-from the ring leaves zeros. Only the ring of the main thread has a limit of 32 calls.
+``struct _pending_calls`` (Include/internal/pycore_ceval_state.h of 3.13.0 to 3.15.2) lies in ``_PyRuntime``. Its fields
+are the handling thread, a PyMutex, three numbers, a ring of 300 calls of three words each, and the indices of the first
+call and of the next free entry. A call that was removed from the ring leaves zeros. Only the ring of the main thread
+has a limit of 32 calls.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _FREE_AND_LOCKED = range(4)
 
 
 def find_pending_lock(memory: Memory, runtime: int, size: int) -> int:
-    """Returns the address of the lock's byte. ``runtime``, ``size``: of ``_PyRuntime``. Raises UnsupportedTarget."""
+    """Returns the address of the lock's byte. ``_PyRuntime`` is at ``runtime`` and has ``size`` bytes.
+
+    Raises UnsupportedTarget.
+    """
     data = memory.read_many([(runtime, min(size, _MOST_BYTES))])[0] or b""
     locks, at = [], -1
     while (at := data.find(_LIMITS, at + 1)) >= 0:

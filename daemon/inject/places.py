@@ -1,7 +1,7 @@
-"""Finds the code that a process is to run. The process has mapped all of it itself: nothing is loaded into it.
+"""Finds the code that a process is to run. The process has already mapped all this code: nothing is loaded into it.
 
-The two instructions of the C library are searched by their bytes. An address in a request is accepted only if it lies
-in executable memory of a file.
+Two instruction sequences are found in the C library by their bytes. An address in a request is accepted only if it
+lies in executable memory of a file.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ __all__ = ("SYMBOLS", "Functions", "Instructions", "free_address", "instructions
 
 # Exported by every CPython from 3.8 to 3.15.
 SYMBOLS = ("Py_AddPendingCall", "PyRun_SimpleString", "_PyEval_EvalFrameDefault", "_PyRuntime")
-# The evaluation loop is 34 KB in 3.8 and 51 KB in 3.12; 2 KB at most where each instruction is a function of its own.
+# If the symbol of the evaluation loop has at least this many bytes, the loop is one function. Such a loop has 34 KB in
+# 3.8 and 51 KB in 3.12. If each instruction is a function of its own, the symbol has at most 2 KB.
 _LEAST_LOOP = 8 << 10
 _C_LIBRARIES = (b"/libc.so.6", b"/libc-2.", b"/ld-musl-", b"/libc.musl-")
-# syscall; ret, and mov $15, %rax; syscall, which is rt_sigreturn.
+# The bytes of `syscall; ret`, and of `mov $15, %rax; syscall`, which calls rt_sigreturn.
 _SYSCALL, _SIGRETURN = b"\x0f\x05\xc3", b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
 _CHUNK, _MOST_TEXT = 1 << 20, 16 << 20
 _PAGE = 4096
@@ -41,7 +42,7 @@ class Functions(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], maps: Sequence[Mapped]) -> Functions:
-        """Returns the functions that a request names. Raises UsageError for an address without code of a file."""
+        """Returns the functions that a request names. Raises UsageError if an address is not in the code of a file."""
         try:
             functions = cls(*(int(data[name]) for name in cls._fields))
         except (KeyError, TypeError, ValueError) as e:
@@ -55,24 +56,24 @@ class Functions(NamedTuple):
 
     @property
     def has_loop(self) -> bool:
-        """Whether the evaluation loop is one function, as GCC makes it of CPython 3.8 to 3.12."""
+        """Whether the evaluation loop is one function, as in CPython 3.8 to 3.12 built by GCC."""
         return self.loop_end - self.loop >= _LEAST_LOOP
 
     def program(self, maps: Sequence[Mapped], at: int = 0) -> Mapped | None:
-        """Returns the mapping of a file's code that contains address ``at``; 0: the interpreter's functions."""
+        """Returns the executable mapping of a file that contains ``at``, or, if ``at`` is 0, ``add_pending_call``."""
         at = at or self.add_pending_call
         return next((m for m in maps if m.start <= at < m.end and m.executable and m.inode), None)
 
 
 class Instructions(NamedTuple):
-    """Addresses of instructions of the C library."""
+    """Addresses of two instruction sequences of the C library."""
 
     system_call: int
     restorer: int
 
 
 def instructions_of(memory: Memory, maps: Iterable[Mapped]) -> Instructions:
-    """Returns the addresses of both instructions in the C library. Raises UnsupportedTarget if they are not found."""
+    """Returns the addresses of both sequences in the C library. Raises UnsupportedTarget if they are not found."""
     for mapping in maps:
         if mapping.executable and any(name in mapping.path for name in _C_LIBRARIES):
             at = _search(memory, mapping)

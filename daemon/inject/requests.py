@@ -43,9 +43,9 @@ AUDIT = "probing.audit"
 _log = logging.getLogger(__name__)
 PARALLEL = 8
 MAX_PROCESSES = 64
-# Bytes of all answers together: enough for the longest output in ASCII of MAX_PROCESSES processes.
+# The maximum bytes of all answers together: enough for the longest output in ASCII of MAX_PROCESSES processes.
 MAX_ANSWERS = 32 << 20
-# Seconds for the injector's start, and for its work before and after the code.
+# The maximum seconds for the injector to start, and to work before and after the code runs.
 _START_S = 10.0
 _ALL = "*"
 _CUT = 1000
@@ -62,8 +62,8 @@ class _Asked(NamedTuple):
 
 
 class Evaluations:
-    """Answers requests; safe for any thread. ``path``: the injector's socket; each connection starts a process.
-    ``chosen`` returns the processes of pids or a job, ``own`` are the daemon's own processes."""
+    """Answers requests to run code; thread-safe. ``path`` is the injector's socket, on which each connection starts an
+    injector. ``chosen`` returns the processes with given pids or of a job. ``own`` contains the daemon's processes."""
 
     def __init__(
         self,
@@ -95,9 +95,9 @@ class Evaluations:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def answer(self, request: Mapping[str, Any]) -> tuple[Header, bytes]:
-        """Answers the request ``eval`` of the control socket: payload, JSON ``results`` and ``failures``.
+        """Answers the request ``eval`` of the control socket. The payload is JSON with ``results`` and ``failures``.
 
-        A result has the keys of ``evaluation.evaluate``, and job, run, rank, pid and start_ns.
+        A result has the keys of ``evaluation.Answer``, and job, run, rank, pid and start_ns.
         """
         asked = _Asked(str(request.get("code", "")), float(request.get("seconds", 0)), str(request.get("caller", "")))
         if not asked.code.strip() or len(asked.code) > MAX_CODE:
@@ -106,7 +106,7 @@ class Evaluations:
             raise UsageError(f"code may run for {MAX_SECONDS:g} s at most")
         asked = asked._replace(session=str(request.get("session") or ""), ends=bool(request.get("ends")))
         if not SESSION.fullmatch(asked.session):
-            raise UsageError("the name of a session has up to 32 digits and letters a to f")
+            raise UsageError("the name of a session has at most 32 characters: digits and the letters a to f")
         pids = [int(pid) for pid in request.get("pids", ())]
         processes = self._processes(pids, str(request.get("job") or ""), request.get("rank"))
         each = asked._replace(most_bytes=MAX_ANSWERS // len(processes))
@@ -121,7 +121,7 @@ class Evaluations:
 
     def _processes(self, pids: Sequence[int], job: str, rank: object) -> list[Identity]:
         if not pids and not job and rank is None:
-            raise UsageError("code is run in named processes", hint="give a pid, --job or --rank")
+            raise UsageError("the request names no processes to run code in", hint="give a pid, --job or --rank")
         chosen = self._chosen(pids, job)
         if not pids:
             chosen = [who for who in chosen if who.role == "trainer"]
@@ -182,7 +182,10 @@ class Evaluations:
 
     @contextmanager
     def _turn(self, who: Identity, seconds: float) -> Iterator[None]:
-        """Waits until no other request runs code in the process: see ``evaluation``. Raises TargetTimeout."""
+        """Context manager. While its body runs, no other request runs code in the process (see ``evaluation``).
+
+        Raises TargetTimeout if the code of another request does not end within ``seconds``.
+        """
         process = (who.pid, who.start_ns)
         with self._freed:
             if not self._freed.wait_for(lambda: process not in self._running, seconds):
@@ -196,7 +199,9 @@ class Evaluations:
                 self._freed.notify_all()
 
     def _require_allowed(self, who: Identity, uid: int) -> None:
-        """Raises PrivilegeError unless the configuration lists the job, or the process's user."""
+        """Raises PrivilegeError if the process belongs to the daemon, or if the configuration lists neither the
+        process's job nor its user.
+        """
         config = self._config
         if who.pid in self._own or who.pid in (os.getpid(), os.getppid()):
             hint = "give a process that `probingctl ps` lists"
@@ -204,11 +209,11 @@ class Evaluations:
         if who.job and _is_listed([who.job], config.jobs):
             return
         users = [str(uid), *_names(uid)]
-        # `*` allows all users but root, who must be listed.
+        # `*` allows all users except root, who must be listed by name or uid.
         if set(users) & set(config.users) or (uid and _ALL in config.users):
             return
         raise PrivilegeError(
-            f"code may not be run in process {who.pid} of user {users[-1]}"
+            f"no permission to run code in process {who.pid} of user {users[-1]}"
             + (f" and job {who.job!r}" if who.job else ", which belongs to no job"),
             hint="add the job to inject.jobs, or the user to inject.users, in the node's configuration",
         )

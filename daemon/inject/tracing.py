@@ -1,4 +1,4 @@
-"""Stops a thread for some 200 us by ptrace, and has it call one function when it goes on.
+"""Stops a thread for about 200 us with ptrace, and makes it call one function when it is resumed.
 
 If the tracer dies, the thread goes on as it is at that moment. So the changes are made in an order in which the thread
 is unharmed after each change: first unused memory is written, then all registers are set at once (``frame``), then the
@@ -31,7 +31,8 @@ _SIGTRAP = 5
 _STOP_S, _LOOK_S = 2.0, 20e-6
 _MAX_XSTATE = 16 << 10
 _SEIZURES = 3
-# System calls that the kernel does not restart after a stop (signal(7)): they would end early.
+# System calls that the kernel does not restart after a stop (signal(7)). We restart them, or else they would fail with
+# EINTR.
 _NOT_RESTARTED = frozenset((232, 281, 441, 65, 220, 128, 208, 333))
 _EINTR, _RESTART = -errno.EINTR & (1 << 64) - 1, -513 & (1 << 64) - 1
 _RSEQ = struct.Struct("<QII")
@@ -70,9 +71,10 @@ def write_memory(pid: int, address: int, data: bytes) -> None:
 
 
 class Stop:
-    """The stopped thread ``tid``, which is in no system call.
+    """The stopped thread ``tid``, which is not in a system call.
 
-    ``since``: the last moment on time.monotonic() at which it had not stopped; ``until``: when it was let go.
+    Times of time.monotonic(): ``since`` is the last moment at which the thread had not yet stopped, and ``until`` is
+    the moment at which it was resumed.
     """
 
     def __init__(self, tid: int, registers: Registers, since: float) -> None:
@@ -97,10 +99,11 @@ class Stop:
         return bool(start <= self.registers.rip < start + length)
 
     def call(self, function: int, arguments: Sequence[int], restorer: int, *, result: int = 0) -> None:
-        """Has the thread call ``function`` once it goes on, and then continue where it was stopped.
+        """Makes the thread call ``function`` when it is resumed, and then continue where it was stopped.
 
-        ``arguments`` go into the registers of a C function, and the fourth also into R10 for system calls. ``result``:
-        RAX at the call, which is the number of a system call. Raises TargetError if the thread's stack has no room.
+        ``arguments`` go into the registers of a C function. The fourth also goes into R10, for system calls.
+        ``result``: the value of RAX at the call, which is the number of a system call. Raises TargetError if the
+        thread's stack has no room.
         """
         blocked = ctypes.c_uint64()
         self._ask(_GETSIGMASK, 8, ctypes.addressof(blocked))
@@ -133,10 +136,10 @@ class Stop:
 
 @contextmanager
 def thread_stopped(tid: int) -> Iterator[Stop | None]:
-    """Stops the thread for the body. Yields None for a thread in a system call, at a signal or stopped by job control,
-    and for a thread that another process traces, as another injector does for a moment.
+    """Context manager that stops the thread while its body runs. Yields None if the thread is in a system call, gets a
+    signal, is stopped by job control, or is traced by another process, such as another injector.
 
-    Raises ProcessGone, PrivilegeError, or TargetError if it does not stop.
+    Raises ProcessGone, PrivilegeError, or TargetError if the thread does not stop.
     """
     with _urgency():
         yield from _stopped(tid)
@@ -144,10 +147,10 @@ def thread_stopped(tid: int) -> Iterator[Stop | None]:
 
 @contextmanager
 def _urgency() -> Iterator[None]:
-    """Runs the body before all ordinary threads, where RLIMIT_RTPRIO allows it.
+    """Context manager that runs its body with real-time priority, where RLIMIT_RTPRIO allows this.
 
-    Otherwise, where CPUs run short, a thread stays stopped until its tracer gets a CPU: milliseconds, as the kernel
-    preempts ordinary threads at the next tick only (CONFIG_PREEMPT_LAZY).
+    With ordinary priority on busy CPUs, the thread would stay stopped until its tracer gets a CPU. That takes
+    milliseconds, because the kernel preempts ordinary threads only at the next tick (CONFIG_PREEMPT_LAZY).
     """
     before = os.sched_getscheduler(0), os.sched_getparam(0)
     with suppress(OSError):
@@ -168,7 +171,7 @@ def _stopped(tid: int) -> Iterator[Stop | None]:
             raise _error(tid, ctypes.get_errno(), "cannot be stopped")
         status, since = _wait(tid)
         if status >> 16 != _EVENT_STOP:
-            # A signal came first. It is delivered with the detachment.
+            # The thread stopped for a signal first. PTRACE_DETACH delivers this signal.
             signal = os.WSTOPSIG(status)
             yield None
             return
@@ -184,14 +187,14 @@ def _stopped(tid: int) -> Iterator[Stop | None]:
             stop = Stop(tid, registers, since)
             yield stop
     finally:
-        # A thread that has not stopped cannot be detached; the kernel does it when this process ends.
+        # A thread that has not stopped cannot be detached now. The kernel detaches it when this process ends.
         _ptrace(_DETACH, tid, 0, signal)
         if stop is not None:
             stop.until = time.monotonic()
 
 
 def _seized(tid: int) -> bool:
-    """Returns whether this thread traces ``tid`` now; False if another process does."""
+    """Returns whether the calling thread now traces ``tid``. False: another process traces it."""
     for _ in range(_SEIZURES):
         if _ptrace(_SEIZE, tid, 0, 0) == 0:
             return True
@@ -199,7 +202,7 @@ def _seized(tid: int) -> bool:
             raise _error(tid, code, "cannot be traced")
         if is_traced(tid):
             return False
-        # The other tracer may have ended since.
+        # The other tracer may have ended in the meantime, so the attempt is repeated.
     raise _error(tid, errno.EPERM, "cannot be traced")
 
 
@@ -257,6 +260,6 @@ def _error(tid: int, code: int, what: str) -> TargetError | PrivilegeError:
     if code == errno.EPERM:
         return PrivilegeError(
             f"thread {tid} {what}: {os.strerror(code)}",
-            hint="it takes CAP_SYS_PTRACE and kernel.yama.ptrace_scope below 3, and no other tracer",
+            hint="this needs CAP_SYS_PTRACE, kernel.yama.ptrace_scope below 3 and no other tracer",
         )
     return TargetError(f"thread {tid} {what}: {os.strerror(code)}", hint="ask again")

@@ -1,1 +1,1 @@
-"""Reads the rows that jobs report with ``probing.ExternalTable``, spans, events, metrics and steps."""
+"""Reads the data that jobs report: rows of ``probing.ExternalTable``, spans, events, metrics and steps."""

@@ -91,7 +91,7 @@ def _column(rows: Rows, name: str, kind: str) -> pa.Array[Any]:
     if kind == "f64":
         return numbers(values, np.isnan(values))
     distinct, which = np.unique(values, return_inverse=True)
-    # Only distinct texts are decoded, which are few. A text that was cut may end within a character.
+    # Only the distinct texts are decoded: they are few. A text that was cut may end within a character.
     texts = [None if text == NO_TEXT else text.decode(errors="ignore") for text in distinct.tolist()]
     place = numbers(which.astype(np.int32))
     return pa.DictionaryArray.from_arrays(place, pa.array(texts, pa.string())).dictionary_decode()

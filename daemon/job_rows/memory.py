@@ -4,7 +4,7 @@ The memory is a sealed file that cannot shrink. It contains a description and a 
 of its row before and after the row, so that a slot that is being written is recognized. This module copies slots before
 it checks them, writes nothing, and counts the rows that it missed.
 
-The file is read, not mapped: the kernel would charge this process with each page of a mapping that the job left out.
+The file is read, not mapped: to touch a page that the job never wrote would allocate it, and charge it to this process.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from probing.rows import HEAD, HEADER_BYTES, LONG, MAGIC, MEMORY_NAME
 __all__ = ("MEMORY_LINK", "RowMemory", "Rows", "Taken")
 
 MEMORY_LINK = f"/memfd:{MEMORY_NAME}"
-"""The begin of the link of such a memory file in /proc/PID/fd."""
+"""The beginning of the link of such a memory file in /proc/PID/fd."""
 _MAX_BYTES = 2 << 20
 _MAX_NUMBER = 1 << 53
-# The number of rows that a call copies first, since most calls find few or none.
+# The number of rows that a call copies first. It is small, since most calls find few or no rows.
 _FIRST = 16
 Rows = npt.NDArray[Any]
 
@@ -44,10 +44,11 @@ class Taken:
 
 
 class RowMemory:
-    """The memory of a table. ``table`` and ``columns`` (types by name) are from the job; all names are valid.
+    """The memory of a table. ``table`` and ``columns`` (types by name) come from the job, and their names are checked.
 
-    The caller keeps ``fd``. ``position``: the number of the next row; None if the memory was not read before: then
-    overwritten rows are no loss. Raises FormatError for memory that is no such table.
+    The caller still has to close ``fd``. ``position``: the number of the next row. It is None if the memory was never
+    read before; rows that were overwritten by then are not counted as lost. Raises FormatError for memory that does not
+    contain such a table.
     """
 
     def __init__(self, fd: int, position: int | None = None) -> None:
@@ -83,13 +84,14 @@ class RowMemory:
         return self._slot.itemsize
 
     def take(self, before_ns: int, most: int) -> Taken:
-        """Returns the new rows that were written before ``before_ns`` (CLOCK_MONOTONIC), at most ``most``."""
+        """Returns at most ``most`` new rows, which were written before ``before_ns`` (CLOCK_MONOTONIC)."""
         rows, following = self._in_order(before_ns, most)
         if len(rows):
             self._new = False
             self._next += len(rows)
             return Taken(rows, 0)
-        # A thread that ends after it took a number, and before it writes its row, leaves a hole forever.
+        # A thread that took a number and ended before it wrote the row leaves that row missing forever. So a row that
+        # is missing at two calls in succession is given up.
         ahead = bool((following > self._next).any())
         overwritten = int(following[0]) > self._next
         if not ahead or not (overwritten or self._hole == self._next):
@@ -126,7 +128,7 @@ class RowMemory:
         return Taken(rows, lost)
 
     def _slots(self, first: int, count: int) -> Rows:
-        """Returns a copy of ``count`` slots, ``first`` and those after it; the first slot of all follows the last."""
+        """Returns a copy of ``count`` slots from ``first`` on. Slot 0 follows the last slot of the ring."""
         ends = min(count, self._count - first)
         parts = [self._read(first, ends), self._read(0, count - ends)] if count > ends else [self._read(first, ends)]
         return np.concatenate(parts)

@@ -30,12 +30,13 @@ __all__ = ("JobRows",)
 
 INTERVAL_S = 1.0
 READ_TIMEOUT_S = 1.0
-# The pause between two searches for memory files of a process, s: the first, and the longest: most jobs have no file.
+# The first and the longest pause between two searches for memory files of a process, s. The pause grows, since most
+# jobs have no file.
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0
-# The most rows that a turn reads: of a table, and of all jobs. Users have equal shares of the latter. A row of more
-# than ROW_BYTES counts as several rows, so that a turn reads 16 MB.
+# A turn reads at most MAX_ROWS rows of a table and at most MAX_TURN_ROWS rows of all jobs, which users share equally. A
+# row of more than ROW_BYTES counts as several rows, so that a turn reads about 16 MB at most.
 MAX_ROWS, MAX_TURN_ROWS, ROW_BYTES = 8_192, 65_536, 256
-# The most tables that are read: of a process, of the jobs of a user, of all jobs.
+# The maximum numbers of tables that are read: of a process, of a user, and in total.
 MAX_OF_PROCESS, MAX_OF_USER, MAX_MEMORIES = 40, 256, 512
 # A row is read once it is this old, ns: the number of a row may become visible to other CPUs before the row.
 SETTLE_NS = 5_000_000
@@ -44,8 +45,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Process:
-    """A trainer. ``memories``: its tables by inode, None for a refused table; ``closed``: those that it has closed.
-    ``look_at_ns``: when new memory is searched next, CLOCK_MONOTONIC.
+    """A trainer. ``memories``: its tables by inode, None for a refused table; ``closed``: the inodes of tables that it
+    has closed. ``look_at_ns``: when new memory is searched next, CLOCK_MONOTONIC.
     """
 
     identity: Identity
@@ -72,14 +73,14 @@ class JobRows(Source):
         rows_read: Mapping[str, int] = MappingProxyType({}),
         enabled: Callable[[Identity], bool] = lambda _: True,
     ) -> None:
-        """``rows_read``: the position up to which each memory was read by an earlier daemon, by ``_name``. ``enabled``
-        returns whether a process is read."""
+        """``rows_read``: the position up to which an earlier daemon read each memory, by the name that ``_name`` makes.
+        ``enabled`` returns whether a process is read."""
         self._enabled = enabled
         self._rows_read = rows_read
         self._readers, self._tables, self._sink, self._clock, self._node = readers, tables, sink, clock, node
         self._processes: dict[ProcessKey, _Process] = {}
         self._lock = threading.Lock()
-        # Held during a turn: the last one, at the end, must not read what the worker is still reading.
+        # Held during a turn: the last turn runs in ``finish``, and must not read the same rows as a turn of the worker.
         self._turning = threading.Lock()
         self._paused = False
         self._rows = 0
@@ -132,7 +133,7 @@ class JobRows(Source):
         return [totals.of(self.name, self.table, detail=f"{memories} tables of jobs, {self._rows} rows")]
 
     def turn(self) -> None:
-        """Searches for new memory, and reads all new rows. For any thread."""
+        """Searches for new memory, and reads all new rows. Thread-safe."""
         with self._turning:
             if not self._paused:
                 self._read()
@@ -152,7 +153,7 @@ class JobRows(Source):
                     taken = self._take(key, inode, process, memory, left[owner])
                     left[owner] -= taken
                 if inode in process.closed and not taken and left[owner] > 0:
-                    # Its last rows were read: it takes no place of another table.
+                    # Its last rows were read. It is removed, so that it does not count against the limits on tables.
                     process.closed.discard(inode)
                     del process.memories[inode]
                     self._sink.forget([_name(key, inode)])
@@ -168,7 +169,8 @@ class JobRows(Source):
     def _find(self, processes: dict[ProcessKey, _Process]) -> None:
         now = self._clock.pair().mono_ns
         due = {key: one for key, one in processes.items() if not one.ended and one.look_at_ns <= now}
-        # All questions together have a deadline: processes that do not answer must not use it up for other owners.
+        # All requests share one deadline. The owners take turns, so that processes of one owner that do not answer
+        # cannot use up the time of other owners.
         turns = in_turn(due.items(), lambda item: item[1].identity.owner)
         asks = {(key.pid, key.start_ns): partial(_asked, one) for key, one in turns}
         answers = self._readers.call_each("memory_files", asks, timeout=READ_TIMEOUT_S, patience=READ_TIMEOUT_S)
@@ -184,7 +186,8 @@ class JobRows(Source):
                 for inode in answer.header["inodes"]:
                     self._add(answer.take_fd(), inode, process, processes)
             except (OSError, InternalError) as e:
-                # As when no descriptor is left, which the kernel then leaves out of a message: they are found again.
+                # The kernel leaves descriptors out of the message if, for example, this process has no free descriptor.
+                # The next search finds these tables again.
                 _log.warning("tables of process %d cannot be opened: %s", process.identity.pid, e)
             finally:
                 answer.close_fds()
@@ -215,8 +218,8 @@ class JobRows(Source):
             return None
 
     def _take(self, key: ProcessKey, inode: int, process: _Process, memory: RowMemory, left: int) -> int:
-        """Puts the new rows of a table, about ``left`` at most. Returns their number, in which a large row counts as
-        several rows.
+        """Stores new rows of a table, about ``left`` at most. Returns their number; a large row counts as several
+        rows.
         """
         if left <= 0:
             return 0
@@ -226,7 +229,8 @@ class JobRows(Source):
         over = process.ended or inode in process.closed
         taken = memory.take(pair.mono_ns - (0 if over else SETTLE_NS), most)
         if over and not len(taken.rows):
-            # Nobody writes a row any more that was missing before later rows.
+            # The job writes no more rows, so a missing row before later rows stays missing. This second call gives it
+            # up and returns the later rows.
             taken = memory.take(pair.mono_ns, most)
         table = f"python.{memory.table}"
         if len(taken.rows):

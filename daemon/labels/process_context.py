@@ -22,7 +22,7 @@ __all__ = ("HEADER", "MAX_PAYLOAD", "SIGNATURE", "VERSION", "answer_context", "a
 HEADER = struct.Struct("<8sIIQQ")
 SIGNATURE, VERSION = b"OTEL_CTX", 2
 MAX_PAYLOAD = 16 << 10
-# Fields of a message, and attributes of a process, that are read.
+# The maximum numbers of fields of a message, and of attributes of a process, that are read.
 _MAX_FIELDS, _MAX_ATTRIBUTES = 256, 64
 _NAMES = (b"/memfd:OTEL_CTX", b"[anon_shmem:OTEL_CTX]", b"[anon:OTEL_CTX]")
 # Wire types of protobuf: varint, 64 bits, bytes, 32 bits.
@@ -31,9 +31,10 @@ _TRIES = 3
 
 
 def answer_context(target: Target, request: Header) -> Header:
-    """Answers a reader's request: ``address`` of the header (0: no context), ``published_ns``, and ``attributes``.
+    """Returns a reader's answer: ``address`` of the context's header (0: no context), ``published_ns`` and
+    ``attributes``.
 
-    The request has the ``address`` of the last answer, and its ``published_ns``: while the context is the same,
+    The request repeats ``address`` and ``published_ns`` of the previous answer. If the context is still the same,
     ``attributes`` is None. Without an address the mappings of the process are searched.
     """
     memory = ProcessMemory(target.pid)
@@ -46,7 +47,7 @@ def answer_context(target: Target, request: Header) -> Header:
 
 
 def _addresses(maps: bytes) -> Iterator[int]:
-    """Yields the addresses of mappings that are named OTEL_CTX."""
+    """Yields the start addresses of mappings that are named OTEL_CTX."""
     for line in maps.splitlines():
         if line.endswith(b"OTEL_CTX]") or b"OTEL_CTX" in line[-24:]:
             words = line.split(None, 5)
@@ -57,9 +58,9 @@ def _addresses(maps: bytes) -> Iterator[int]:
 def read_context(memory: Memory, address: int, published_ns: int = 0) -> tuple[int, dict[str, str] | None]:
     """Returns when the context at ``address`` was published, UTC ns, and its attributes.
 
-    The time is 0 if there is no context of VERSION at ``address``. The attributes are None if the context was published
-    at ``published_ns``, and if the process replaces it during each of _TRIES reads. Raises CorruptTarget for a payload
-    that is no message.
+    The time is 0 if there is no context of VERSION at ``address``. The attributes are None if the context is still the
+    one that was published at ``published_ns``, or if the process replaced it during each of _TRIES reads. Raises
+    CorruptTarget for a payload that is too large or not a message.
     """
     for _ in range(_TRIES):
         (head,) = memory.read_many([(address, HEADER.size)])
@@ -77,8 +78,8 @@ def read_context(memory: Memory, address: int, published_ns: int = 0) -> tuple[i
 
 
 def attributes_of(payload: bytes) -> dict[str, str]:
-    """Returns the attributes in a message ``Resource`` or ``ProcessContext``; values of texts, numbers and booleans
-    as text. Other values are left out. Raises CorruptTarget for bytes that are no message.
+    """Returns the attributes in a message ``Resource`` or ``ProcessContext``. Strings, numbers and booleans are
+    returned as text; attributes of other types are left out. Raises CorruptTarget for bytes that are not a message.
     """
     return dict(islice(_attributes(payload, depth=0), _MAX_ATTRIBUTES))
 
@@ -109,7 +110,9 @@ def _attribute(message: bytes) -> tuple[str, str] | None:
 
 
 def _text_of(value: dict[int, int | bytes]) -> str | None:
-    """Returns a message ``AnyValue`` (string_value 1, bool_value 2, int_value 3, double_value 4) as text."""
+    """Returns a message ``AnyValue`` (string_value 1, bool_value 2, int_value 3, double_value 4) as text; None for
+    values of other types.
+    """
     match value:
         case {1: bytes(text)}:
             return text.decode(errors="replace")
@@ -130,7 +133,9 @@ def _is_message(data: bytes) -> bool:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields number and value of each field; numbers of 32 and 64 bits as integers. Raises CorruptTarget."""
+    """Yields number and value of each field. Fixed fields of 32 and 64 bits are yielded as integers. Raises
+    CorruptTarget.
+    """
     at = 0
     for _ in range(_MAX_FIELDS):
         if at == len(message):
@@ -146,7 +151,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif tag & 7 in (_FIXED32, _FIXED64):
             size = 4 if tag & 7 == _FIXED32 else 8
         else:
-            raise CorruptTarget("the process context is no message of protobuf")
+            raise CorruptTarget("the process context is not a protobuf message")
         data = message[at : at + size]
         at += size
         if at > len(message):

@@ -39,11 +39,11 @@ TABLE = "train.labels"
 MAX_LABELS = 64
 MAX_VALUE = 256
 KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
-# Changes that the processes of one user may make at once, and a second.
+# The processes of one user may change labels in a burst of MAX_CHANGES, and CHANGES_S times a second on average.
 MAX_CHANGES, CHANGES_S = 512, 4
 INTERVAL_S = 1.0
 READ_TIMEOUT_S = 1.0
-# The pause between two searches for the context of a process, s: at first, and at most.
+# The first and the longest pause between two searches for the context of a process, s.
 FIRST_LOOK_S, LAST_LOOK_S = 2.0, 60.0
 _OPENTELEMETRY, _DATAGRAM, _ANNOTATE = "opentelemetry", "datagram", "annotate"
 _RESTORED = ("pid", "start_ns", "key", "value", "source", "uid", "ts")
@@ -62,8 +62,9 @@ class Label(NamedTuple):
 class LabelRequest:
     """A request to set labels. A label with an empty value is removed.
 
-    ``pids``, or the trainers of ``job``, with ``rank`` only this rank; without both, the process ``by_pid``, or if
-    that is not a trainer, the trainers of its job. ``by_pid`` and ``by_uid``: the sender of a datagram, by the kernel;
+    The labels are set on all trainers that match ``pids``, ``job`` and ``rank``; an empty field matches all. A request
+    without ``pids`` and ``job`` is about the sender: the trainer ``by_pid``, or, if ``rank`` is given or the sender is
+    not a trainer, the trainers of its job. ``by_pid`` and ``by_uid``: the sender of a datagram according to the kernel;
     None for ``probingctl``.
     """
 
@@ -77,8 +78,8 @@ class LabelRequest:
 
 @dataclass(slots=True)
 class _Process:
-    """A trainer. ``address``: of its process context, 0 while none is known; ``context``: the attributes that were read
-    from it. ``look_at_ns``: CLOCK_MONOTONIC ns."""
+    """A trainer. ``address``: the address of its process context, 0 while none is known; ``context``: the attributes
+    that were read there. ``look_at_ns``: when the context is read next, CLOCK_MONOTONIC ns."""
 
     who: Identity
     address: int = 0
@@ -90,9 +91,9 @@ class _Process:
 
 
 class Labels(Source):
-    """Keeps the labels of living trainers, and stores each change. Safe for any thread.
+    """Keeps the labels of living trainers, and stores each change. Thread-safe.
 
-    ``live`` returns the identities of the watched processes. ``enabled``: whether a process may have labels.
+    ``live`` returns the identities of the watched processes. ``enabled`` returns whether a process may have labels.
     """
 
     name = "labels"
@@ -112,7 +113,7 @@ class Labels(Source):
         self._lock = threading.Lock()
         self._processes: dict[ProcessKey, _Process] = {}
         self._restored: dict[ProcessKey, dict[str, Label]] = {}
-        # By owner: the changes that count, and when they were counted, CLOCK_MONOTONIC ns.
+        # The leaky bucket of each owner: its level in changes, and when the level was computed, CLOCK_MONOTONIC ns.
         self._changes: dict[int, tuple[float, int]] = {}
         self._refused, self._why = 0, ""
         self._worker = Worker(self.name, self.turn, lambda: INTERVAL_S, patience_s=READ_TIMEOUT_S)
@@ -143,7 +144,7 @@ class Labels(Source):
             entry.labels |= self._restored.pop(process.key, {})
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Removes the labels that the earlier program set. Those of an administrator stay."""
+        """Removes the labels that the earlier program set. Labels that an administrator set stay."""
         now = self._clock.pair().real_ns
         with self._lock:
             process = self._processes.get(ProcessKey(pid, start_ns))
@@ -167,7 +168,9 @@ class Labels(Source):
         return {TABLE: (_RESTORED, self._restore)}
 
     def started(self, alive: Callable[[int, int], bool]) -> None:  # noqa: ARG002
-        """Drops the restored labels of processes that have ended: all that live are identified by now."""
+        """Drops the restored labels that no process has taken: all living processes are identified by now, so the
+        processes of these labels have ended.
+        """
         with self._lock:
             self._restored.clear()
 
@@ -188,7 +191,8 @@ class Labels(Source):
             return label
 
     def answer(self, request: Mapping[str, Any]) -> tuple[Header, bytes]:
-        """Answers the request ``label`` of the control socket: header ``ranks``, the number of labelled processes.
+        """Handles the request ``label`` of the control socket. Returns the header ``ranks``: the number of labelled
+        processes.
 
         Raises UsageError, NotFound, PrivilegeError, Overloaded.
         """
@@ -208,7 +212,8 @@ class Labels(Source):
         now = self._clock.pair().mono_ns
         with self._lock:
             due = {key: one for key, one in self._processes.items() if one.look_at_ns <= now and self._enabled(one.who)}
-        # All questions together have a deadline: processes that do not answer must not use it up for other owners.
+        # All requests share one deadline. The owners take turns, so that processes of one owner that do not answer
+        # cannot use up the time of other owners.
         turns = in_turn(due.items(), lambda item: item[1].who.owner)
         asks = {(key.pid, key.start_ns): partial(_asked, one) for key, one in turns}
         answers = self._readers.call_each("process_context", asks, timeout=READ_TIMEOUT_S, patience=PATIENCE_S)
@@ -226,14 +231,15 @@ class Labels(Source):
     def _take_context(self, process: _Process, header: Header) -> None:
         if header["attributes"] is not None:
             attributes = {key: value for key, value in header["attributes"].items() if KEY.fullmatch(key)}
-            # A label that a datagram or `annotate` set since stays, unless its attribute changes.
+            # If a datagram or `annotate` has since set the label of an attribute, that label stays until the attribute
+            # changes.
             changes = {key: value for key, value in attributes.items() if process.context.get(key) != value}
             restored = {key for key, label in process.labels.items() if label.source == _OPENTELEMETRY}
             changes |= dict.fromkeys(sorted((process.context.keys() | restored) - attributes.keys()), "")
             try:
                 self._set([process], changes, _OPENTELEMETRY)
             except Overloaded:
-                # The next turn reads the context again.
+                # ``process.context`` stays as it is, so the next turn reads the context again.
                 return
             except UsageError as e:
                 self._lost(process.who, e.message)
@@ -261,7 +267,7 @@ class Labels(Source):
         if not asked.pids and not asked.job:
             sender = next((who for who in live if who.pid == asked.by_pid), None)
             if sender is None:
-                raise NotFound("the sender is no process of a job", hint="name a job or the pid of a rank")
+                raise NotFound("the sender is not a process of a job", hint="name a job or the pid of a rank")
             own = sender.role == "trainer" and asked.rank is None
             asked = LabelRequest(asked.labels, (sender.pid,) if own else (), sender.job, asked.rank)
         found = [
@@ -278,20 +284,21 @@ class Labels(Source):
         return found
 
     def _check_owner(self, asked: LabelRequest, who: Identity) -> None:
-        # A rootless container has many uids, all of its owner's; the kernel names the uid of the sender on this host.
+        # A rootless container has many uids, which all belong to its owner. The kernel reports the sender's uid on this
+        # host.
         if asked.by_uid in (None, 0, who.owner) or asked.by_uid == real_user(who.pid):
             return
         raise PrivilegeError(
-            f"uid {asked.by_uid} may not label ranks of job {who.job}, which is of uid {who.owner}",
+            f"uid {asked.by_uid} has no right to label ranks of job {who.job}, which belongs to uid {who.owner}",
             hint="send the datagram as the user of the job, or use `probingctl annotate`",
         )
 
     def _set(
         self, processes: Iterable[_Process], changes: Mapping[str, str], source: str, uid: int | None = None
     ) -> None:
-        """Sets labels of all ``processes`` or of none, and stores the changes.
+        """Sets labels of all ``processes``, and stores the changes.
 
-        Raises Overloaded, and UsageError for too many labels of a process.
+        Raises Overloaded, and UsageError for too many labels of a process; then no label is set.
         """
         pair = self._clock.pair()
         now = pair.real_ns
@@ -326,9 +333,10 @@ class Labels(Source):
         self._changes |= counts
 
     def _restore(self, rows: pa.Table) -> None:
-        """Restores the labels that an earlier daemon stored, of processes that live.
+        """Restores the labels of living processes that an earlier daemon stored.
 
-        ``rows`` has the columns _RESTORED, in the order in which they were stored: the clock may have been set.
+        ``rows`` has the columns _RESTORED, and is in the order in which the rows were stored. This order counts, not
+        ``ts``: the clock may have been set back.
         """
         pids, starts, times = (integers(rows.column(name).combine_chunks()) for name in ("pid", "start_ns", "ts"))
         living = [
@@ -352,7 +360,7 @@ class Labels(Source):
 
 
 def _differing(labels: Mapping[str, Label], values: Mapping[str, str]) -> dict[str, str]:
-    """Returns the ``values`` that ``labels`` do not have; an empty value removes a label."""
+    """Returns the ``values`` that differ from ``labels``. An empty value stands for a missing label."""
     return {key: value for key, value in values.items() if value != (labels[key].value if key in labels else "")}
 
 

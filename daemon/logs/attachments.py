@@ -1,4 +1,4 @@
-"""Attaches probes to libc's write functions in single processes, and detaches them."""
+"""Attaches probes to libc's write functions, process by process, and detaches them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _WRITE, _WRITEV = SLOTS.reserve("logs", 60, 2)
 # Function of libc -> (program, slot). musl's stdio does not call these functions: it makes the system calls itself.
 FUNCTIONS = {"write": ("log_write", _WRITE), "writev": ("log_writev", _WRITEV)}
 READ_TIMEOUT_S = 2.0
-# How long a reader may be blocked by a process, s: the processes of other users wait meanwhile.
+# The maximum time for which one process may block a reader, s. Processes of other users wait during that time.
 PATIENCE_S = 0.5
-# If a process does not answer: the pause before the next try, s, at first and at most.
+# The first and the longest pause before a process that did not answer is tried again, s.
 RETRY_S, MAX_RETRY_S = 1.0, 60.0
 MAX_FILES = 256
 MAX_LIBRARIES = 4
-# glibc, before 2.34 also under its version; or musl, whose loader is its libc.
+# File names of glibc, which before 2.34 may contain its version, and of musl, whose loader is also its libc.
 _LIBC = re.compile(rb"libc\.so\.6|libc-2\.\d+\.so|libc\.musl-\w+\.so\.1|ld-musl-\w+\.so\.1|libc\.so")
 _log = logging.getLogger(__name__)
 
@@ -44,16 +44,19 @@ class _Point(NamedTuple):
 
 
 class _Retry(NamedTuple):
-    """The next try of a process that did not answer, ``due`` on time.monotonic(). ``failures``: in a row."""
+    """The next try of a process that did not answer, ``due`` on time.monotonic(). ``failures``: how many tries in a row
+    have failed.
+    """
 
     failures: int
     due: float
 
 
 class Attachments:
-    """Attaches and detaches in its own thread; ``want`` and ``drop`` are safe for any thread.
+    """Attaches and detaches in its own thread; ``want`` and ``drop`` are thread-safe.
 
-    ``symbols`` finds symbols by name in a file, given as a descriptor. ``fuse``: files of FUSE mounts are probed, too.
+    ``symbols`` finds symbols by name in a file, given as a descriptor. ``fuse``: whether files of FUSE mounts are
+    probed.
     """
 
     def __init__(self, session: Session, readers: ReaderPool, symbols: SymbolFinder, *, fuse: bool = False) -> None:
@@ -132,7 +135,8 @@ class Attachments:
                 self._retries[key] = self._next_try(key, 0 if retry is None else retry.failures)
 
     def _next_try(self, key: ProcessKey, failures: int) -> _Retry:
-        # A read during a quarantine fails at once, and says nothing of the process.
+        # A read during a quarantine fails at once. It says nothing about the process, so it does not count as a
+        # failure.
         pause_s = self._readers.quarantine_s(*key)
         if not pause_s:
             pause_s, failures = doubled(RETRY_S, failures, MAX_RETRY_S), failures + 1
@@ -195,6 +199,6 @@ class Attachments:
 
 
 def is_libc(path: bytes) -> bool:
-    """Returns whether the file ``path`` can be a libc, by its name."""
+    """Returns whether the file name of ``path`` is that of a libc."""
     name = path.removesuffix(b" (deleted)").rpartition(b"/")[2]
     return _LIBC.fullmatch(name) is not None

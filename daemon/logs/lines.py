@@ -18,7 +18,8 @@ __all__ = (
     "Writer",
 )
 
-# The rest of a longer line is dropped. Beyond so many writers, the oldest line of the process with most of them ends.
+# MAX_LINE: the maximum size of a line, bytes; the rest of a longer line is dropped. MAX_WRITERS: the maximum number of
+# unfinished lines. If there are more, the oldest line of the process with the most unfinished lines is ended.
 MAX_LINE = 4096
 MAX_WRITERS = 4096
 # A carriage return ends a line, too, since progress bars write no newlines.
@@ -26,7 +27,9 @@ _END = re.compile(rb"[\r\n]")
 
 
 class Writer(NamedTuple):
-    """A thread, and the descriptor to which it writes: so lines of two threads do not mix."""
+    """A thread, and the descriptor to which it writes. Lines are assembled for each writer, so that lines of two
+    threads do not mix.
+    """
 
     pid: int
     start_ns: int
@@ -35,8 +38,8 @@ class Writer(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of the text of one call, ``offset`` bytes after the begin of the text. ``cut``: the rest of the text was
-    not recorded.
+    """A part of the text of one call, ``offset`` bytes after the beginning of the text. ``cut``: whether the rest of
+    the text was not recorded.
     """
 
     writer: Writer
@@ -50,7 +53,7 @@ class Line(NamedTuple):
     """A finished line. ``mono_ns``: when its first piece was written, adjusted so that it is later than the previous
     line of the writer, even in the same call.
 
-    ``cut``: the text that its call wrote after the line was not recorded.
+    ``cut``: whether the text that its call wrote after the line was not recorded.
     """
 
     writer: Writer
@@ -70,7 +73,7 @@ class _Partial(NamedTuple):
 
 
 class Lines:
-    """Assembles lines; keeps the unfinished line of each writer. For one thread."""
+    """Assembles lines; keeps the unfinished line of each writer. Not thread-safe."""
 
     def __init__(self) -> None:
         # By process, and then by writer, the oldest writer first.
@@ -114,7 +117,7 @@ class Lines:
         return [line for writer, partial in partials.items() for line in _unfinished(writer, partial)]
 
     def _keep(self, writer: Writer, partial: _Partial) -> list[Line]:
-        """Keeps an unfinished line. Returns another one that ends, if there are more than MAX_WRITERS."""
+        """Keeps an unfinished line. If there are more than MAX_WRITERS, ends another unfinished line and returns it."""
         self._partial.setdefault((writer.pid, writer.start_ns), {})[writer] = partial
         self._writers += 1
         if self._writers <= MAX_WRITERS:
@@ -148,7 +151,8 @@ SECOND_NS = 1_000_000_000
 MAX_PROCESSES = 4096
 _TRACEBACK = b"Traceback (most recent call last):"
 _FRAME = b'  File "'
-# A traceback with more lines than this was mixed with other output, or its end was not recorded.
+# The maximum number of lines of a traceback. If there are more, the traceback is dropped: it was mixed with other
+# output, or its end was not recorded.
 _MOST_FRAMES = 2048
 MAX_TRACEBACKS = 1024
 
@@ -174,17 +178,17 @@ class _Open(NamedTuple):
 
 class Tracebacks:
     """Recognizes the last line of a traceback, which names the exception: the first line after the frames that is not
-    indented. For one thread.
+    indented. Not thread-safe.
 
-    Launchers and torch put a prefix before each line, such as ``[rank1]: ``, some with the time.
+    Launchers and torch put a prefix before each line, such as ``[rank1]: ``; some prefixes contain the time.
     """
 
     def __init__(self) -> None:
         self._open: dict[Writer, _Open] = {}
 
     def kind(self, writer: Writer, line: bytes, kind: str | None) -> str | None:
-        """Returns the kind of ``line``: ``kind``, which is the configured text in it, or else the kind of the traceback
-        that the line ends.
+        """Returns the kind of ``line``: ``kind``, the configured text that the line contains, or, without such a text,
+        the kind of the traceback whose last line it is.
         """
         begun = self._open.pop(writer, None)
         if kind is not None and _TRACEBACK in line:
@@ -212,8 +216,8 @@ class Tracebacks:
 
 
 class _Allowance(NamedTuple):
-    """Counts of lines of a process: those that were ``stored`` in ``second``, and by kind those that were suppressed
-    since the last stored line.
+    """Counts of lines of a process: the lines ``stored`` in ``second``, and for each kind the lines ``suppressed``
+    since a line of that kind was last stored.
     """
 
     second: int
@@ -222,18 +226,21 @@ class _Allowance(NamedTuple):
 
 
 class RateLimit:
-    """Limits the stored lines of each process to ``lines_per_s``, by the times of the lines. Belongs to one thread."""
+    """Limits how many lines of each process are stored a second. The times of the lines count, not the present time.
+    Not thread-safe.
+    """
 
     def __init__(self, lines_per_s: int) -> None:
         self.lines_per_s = lines_per_s
         self._known: dict[tuple[int, int], _Allowance] = {}
 
     def take(self, pid: int, start_ns: int, kind: str, mono_ns: int) -> int | None:
-        """Returns the number of lines of ``kind`` that were suppressed since the last stored line; None: this line must
-        be suppressed, too.
+        """Returns the number of lines of ``kind`` that were suppressed since a line of ``kind`` was last stored, or
+        None if this line must be suppressed, too.
         """
         known = self._known.pop((pid, start_ns), None)
-        # A line comes when it ends, with the time when it began: it must not reopen an earlier second.
+        # A line arrives when it ends, but has the time at which it began. So times can go back, and an earlier second
+        # must not be counted again.
         second = max(mono_ns // SECOND_NS, known.second if known is not None else 0)
         stored = known.stored if known is not None and known.second == second else 0
         suppressed = dict(known.suppressed) if known is not None else {}

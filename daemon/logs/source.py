@@ -125,7 +125,7 @@ class LogSource(Source):
 
     @property
     def reason(self) -> str:
-        """Returns why the output of a trainer cannot be watched; empty if there is no such trainer."""
+        """Returns why the output of some trainer cannot be watched; empty if there is no such trainer."""
         return next(iter(list(self._attachments.reasons.values())), "")
 
     def settings_changed(self) -> bool:
@@ -139,7 +139,7 @@ class LogSource(Source):
             self._trainers[who.pid, who.start_ns] = who
             self._follow(who)
         elif self._trainers.pop((who.pid, who.start_ns), None) is not None:
-            # It called exec, or turned out to be a launcher.
+            # The process is not a trainer any more: it called exec, or turned out to be a launcher.
             self._attachments.drop(who.pid, who.start_ns)
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
@@ -149,7 +149,7 @@ class LogSource(Source):
             self._follow(who)
 
     def process_exited(self, who: Identity) -> None:
-        """Puts the unfinished lines of the process, and reports how many lines were suppressed."""
+        """Stores the unfinished lines of the process, and reports how many lines were suppressed."""
         key = (who.pid, who.start_ns)
         if self._trainers.pop(key, None) is None:
             return

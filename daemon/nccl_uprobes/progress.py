@@ -1,6 +1,6 @@
 """Counts the operations of each rank and communicator: the live table ``comm.progress``.
 
-The watch of jobs reads it each second, because it has few rows: one for each rank and communicator.
+The watch of jobs reads it every second. That is cheap, because it has few rows: one for each rank and communicator.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ __all__ = ("JobProgress",)
 _TABLE = "comm.progress"
 _TRAINER = "trainer"
 _MAX_PROCESSES = 4096
-# The most communicators of a process, and of all processes after each drain.
+# The maximum number of communicators of a process, and of all processes together (checked after each drain).
 _MAX_COMMUNICATORS, _MAX_ROWS = 256, 16_384
-# The longest gap of each of the last 64 drains is kept: about a minute, or for slow jobs 64 steps.
+# The longest gap between calls is kept for each of the last 64 drains in which there was a gap. These drains cover
+# about a minute, or 64 steps of a slow job.
 _GAPS = 64
 # Gaps count once a process has made this many calls.
 _LEAST_CALLS = 8
@@ -45,8 +46,8 @@ _KEPT_NS = 600_000_000_000
 
 @dataclass(slots=True)
 class _Communicator:
-    """The progress of a communicator. Times are CLOCK_MONOTONIC ns, -1 if unknown. ``numbered``: when the operation of
-    ``seq`` was called."""
+    """The progress of a communicator. Times are CLOCK_MONOTONIC ns, -1 if unknown. ``numbered``: when the operation
+    with the sequence number ``seq`` was called."""
 
     entity: Entity
     numbered: int = -1
@@ -85,7 +86,7 @@ class _Process:
 
 
 class JobProgress(Source):
-    """The source of ``comm.progress``. Safe for several threads; no method holds the lock for long."""
+    """The source of ``comm.progress``. Thread-safe; no method holds the lock for a long time."""
 
     name = "progress"
     table = _TABLE
@@ -148,7 +149,7 @@ class JobProgress(Source):
                     process.attached_ns = loss.ts_to_ns
 
     def observe(self, operations: Operations, pair: ClockPair) -> None:
-        """Counts ``operations``, which are finished."""
+        """Counts finished ``operations``."""
         del pair
         if not len(operations):
             return
@@ -161,8 +162,8 @@ class JobProgress(Source):
                 self._drop_communicators()
 
     def rows(self, pair: ClockPair) -> pa.RecordBatch:
-        """Returns ``comm.progress``: a row for each communicator of a process, and a row for a process without
-        communicators.
+        """Returns ``comm.progress``: a row for each communicator of each process, and one row for each process that has
+        no communicators.
         """
         with self._lock:
             self._drop_old(pair.real_ns)
@@ -179,8 +180,8 @@ class JobProgress(Source):
         return process
 
     def _drop_one(self) -> None:
-        """Drops a process of the owner with the most processes: the oldest process that ended or is no trainer, or if
-        there is none, the oldest.
+        """Drops a process of the owner with the most processes: the oldest process that ended or is not a trainer; if
+        there is none, the oldest process.
         """
         owner = crowding(process.owner for process in self._processes.values())
         keys = [key for key, process in self._processes.items() if process.owner == owner]
@@ -188,10 +189,11 @@ class JobProgress(Source):
         del self._processes[next(useless, keys[0])]
 
     def _drop_communicators(self) -> None:
-        """Drops the older half of the communicators of each process of the owner with the most: all rows are made each
-        second, while the drain waits.
+        """Drops communicators of the owner with the most communicators: each of this owner's processes loses the older
+        half of its communicators. The total is limited, since all rows are made every second, while the drain waits.
         """
-        # A process keeps one, so these do not count; there are more communicators than processes.
+        # Each process keeps at least one communicator, so one for each process is not counted. The count is never
+        # empty, since there are more communicators than processes.
         owner = crowding(p.owner for p in self._processes.values() for _ in range(len(p.communicators) - 1))
         for process in self._processes.values():
             if process.owner == owner:
@@ -272,8 +274,8 @@ def _communicator(process: _Process, entity: Entity) -> _Communicator:
 
 
 def _by_entity(operations: Operations) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Yields for each entity: the number of calls, the last call, its op, the last call with a seq, this seq, and the
-    last end.
+    """Yields for each entity: the number of calls, the time and the op of the last call, the time and the sequence
+    number of the last call that has a sequence number, and the time of the last end.
     """
     order = np.lexsort((operations.called, operations.entity_of))
     counts = np.bincount(operations.entity_of, minlength=len(operations.entities))
@@ -297,7 +299,8 @@ def _count(communicator: _Communicator, calls: int, called: int, op: int, number
     communicator.calls += calls
     if called >= communicator.last_call:
         communicator.last_call, communicator.op = called, op
-    # A job that destroys its process group and makes another one gives it the same name, and counts from 0 again.
+    # A job may destroy its process group and make another group with the same name, which counts from 0 again. So the
+    # number of the latest call is kept, not the largest number.
     if seq >= 0 and numbered >= communicator.numbered:
         communicator.numbered, communicator.seq = numbered, seq
     communicator.last_done = max(communicator.last_done, done)
@@ -312,7 +315,8 @@ def _count_gaps(operations: Operations, owners: list[_Process]) -> None:
     starts = np.flatnonzero(np.diff(which, prepend=-1))
     gaps = np.diff(called, prepend=called[:1])
     before = np.array([owners[number].last_call for number in which[starts].tolist()], np.int64)
-    # Operations are seen when they end, so the first call of this batch may be older than the last batch.
+    # Operations are seen when they end, so the first call of this batch may be older than the last call of the previous
+    # batch. That is not a gap.
     gaps[starts] = np.where(before < 0, 0, np.maximum(called[starts] - before, 0))
     longest = np.maximum.reduceat(gaps, starts).tolist()
     lasts = called[np.append(starts[1:], len(called)) - 1].tolist()

@@ -29,7 +29,7 @@ class Differences(NamedTuple):
 
 
 class Counters:
-    """Keeps the last reading of each port or interface, by name. Not safe for two threads."""
+    """Keeps the last reading of each port or interface, by name. Not thread-safe."""
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, int] = {}

@@ -1,8 +1,8 @@
 """Requests a list from the kernel by netlink, and splits the answer into messages and attributes.
 
-Formats: netlink(7), include/uapi/linux/netlink.h; all numbers are in the byte order of the machine. pyroute2 0.9.7
-decodes every attribute of a message: this takes 50 us for a TCP connection, and its import takes 250 ms. 64 ranks have
-thousands of connections, which are read each second.
+Formats: netlink(7), include/uapi/linux/netlink.h; all numbers are in the byte order of the machine. pyroute2 0.9.7 is
+not used: it decodes every attribute of a message, which takes 50 us for a TCP connection, and its import takes 250 ms.
+64 ranks have thousands of connections, which are read each second.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _ends(piece: bytes) -> bool:
     """Returns whether this piece contains the end of the list, or the kernel's refusal."""
     length, kind = HEADER.unpack_from(piece)[:2]
     if length >= HEADER.size and len(piece) % length == 0 and kind > _DONE:
-        # Most lists have messages of the same length: then only the last message of the piece is read.
+        # In most lists all messages have the same length. In this case only the last message of the piece is read.
         last = HEADER.unpack_from(piece, len(piece) - length)
         if last[:2] == (length, kind):
             return False

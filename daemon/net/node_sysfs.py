@@ -12,8 +12,8 @@ __all__ = ("node_processes", "node_sysfs")
 def node_processes() -> list[int]:
     """Returns the pids of processes that should be in the network namespace of the node, the likeliest first.
 
-    Pid 1 is in that namespace if it is the first process of the node, that is under systemd or with the host's pids.
-    This process is in the namespace in which the daemon was started.
+    Pid 1 is in that namespace if it is the first process of the node, that is, if this process runs under systemd or in
+    the host's PID namespace. This process is in the namespace in which the daemon was started.
     """
     return [1, os.getpid()]
 

@@ -52,7 +52,7 @@ class Announcer:
 
     def exited(self, process: Process, status: int | None, mono_ns: int | None) -> None:
         """Publishes an exit. ``status``: the status that waitpid(2) returns, None if unknown. ``mono_ns``: the time of
-        the exit; None: now.
+        the exit, None for now.
         """
         pair = self._clock.pair()
         ts_ns = pair.real_ns if mono_ns is None else mono_ns + pair.mono_to_utc_ns
@@ -70,5 +70,5 @@ class Announcer:
         for listener in self.listeners:
             try:
                 method(listener)(*values)
-            except Exception:  # the other sources must hear of the process, too: nothing is announced twice
+            except Exception:  # the other sources must still be told: nothing is announced twice
                 _log.exception("the source %s failed to follow a process", listener.name)

@@ -1,4 +1,4 @@
-"""Finds the processes that train, and publishes the identity of each from its start to its exit."""
+"""Finds the processes that train, and publishes the start, the identity and the exit of each process."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class _State(TypedDict):
 
 
 def _read_states(readers: ReaderPool, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
-    """Returns state and thread names of processes, by key; processes that could not be read in time are left out, and
-    those after the first MAX_TARGETS.
+    """Returns state and thread names of the first MAX_TARGETS processes, by key. The result is empty if the states
+    cannot be read in time.
     """
     if not processes:
         return {}
@@ -83,12 +83,13 @@ def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
 
 
 class Discovery:
-    """The source ``processes``, and the ``Processes`` that all other sources use. Safe for any thread.
+    """The source ``processes``, and the ``Processes`` that all other sources use. Thread-safe.
 
     The functions ``python_version``, ``module_state``, ``backends`` (pid, start_ns), ``runs_python`` (pid, start_ns,
-    tid) and ``training_threads`` (of many processes) ask other sources and may raise ProbingError. ``cgroup``: watch
-    only processes of this control group; empty: all. ``own``: pids to ignore. ``rescan_s``: the interval at which all
-    processes are listed, s; ``grace_s``: how long a process may be missing from the list without an exit event, s.
+    tid) and ``training_threads`` (of many processes) ask other sources and may raise ProbingError. If ``cgroup`` is not
+    empty, only processes of this control group are watched. ``own``: pids to ignore. All processes are listed every
+    ``rescan_s`` seconds. A process without an exit event may be missing from the list for ``grace_s`` seconds before it
+    counts as ended.
     """
 
     name = "processes"
@@ -118,7 +119,7 @@ class Discovery:
         self.listeners: list[Source] = announcer.listeners
         self._registry = Registry(node, clock.boot_id)
         self._lineage = Lineage(self._registry.newest)
-        # This lock is held for each use of the registry, except for reads of one process.
+        # This lock is held for each use of the registry, except for a read of a single process.
         self._known = threading.Lock()
         self._identification = Identification(
             readers,
@@ -180,7 +181,9 @@ class Discovery:
         self._identification.post("membership", (pid, start_ns), membership)
 
     def on_issuer(self, pid: int, start_ns: int, tid: int) -> None:
-        """Queues the fact that thread ``tid`` calls most collectives of a process; it trains if it runs Python."""
+        """Queues the fact that thread ``tid`` calls most collectives of a process. If this thread runs Python, it is
+        the thread that trains.
+        """
         self._identification.post("issuer", ProcessKey(pid, start_ns), tid)
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
@@ -198,8 +201,8 @@ class Discovery:
         return self._registry.get(key) is None and not self._lineage.has_ended(key)
 
     def live(self) -> list[Identity]:
-        """Returns the identities of all watched processes that live. The owners take turns, so that a source with room
-        for N processes is fair to them; of each owner, the oldest process comes first.
+        """Returns the identities of all live watched processes. Processes of different owners alternate, so that a
+        source that can follow only the first N is fair to the owners. The oldest process of each owner comes first.
         """
         with self._known:
             found = [process.identity for process in self._registry.live()]
@@ -228,7 +231,7 @@ class Discovery:
         return batch_of("process.processes", rows)
 
     def envs(self, pair: ClockPair) -> pa.RecordBatch:
-        """Returns process.envs: the allowed variables of all watched processes that live."""
+        """Returns process.envs: the allowed variables of all live watched processes."""
         with self._known:
             live = self._registry.live()
         return batch_of("process.envs", [row for p in live for row in env_rows(self._node, pair.real_ns, p)])

@@ -1,8 +1,8 @@
 """Reads environment variables of processes from their memory, and lists the names that are read.
 
 /proc/PID/environ has the variables as they were at exec. A program that sets a variable, as Ray Train sets RANK,
-changes only the array that libc's ``environ`` points to. A program that sets its title (vLLM, SGLang and Ray, by
-setproctitle) overwrites the text of /proc/PID/environ, and makes libc's array point to a copy. So libc's array is read,
+changes only the array that libc's ``environ`` points to. A program that sets its title with setproctitle (vLLM, SGLang
+and Ray) overwrites the text of /proc/PID/environ, and makes libc's array point to a copy. So libc's array must be read,
 too.
 """
 
@@ -18,11 +18,11 @@ from probing.daemon.processes.procfs import parse_environ
 
 __all__ = ("ALLOWED_NAMES", "read_environ")
 
-# The most variables of an environment that are read.
+# The maximum number of variables of an environment that are read.
 MAX_VARIABLES = 16_384
-# The most reads of an environment that changes while it is read.
+# The maximum number of times that an environment is read if it changes during the read.
 ATTEMPTS = 3
-# The bytes that are read of each variable at first: enough for any name of ALLOWED_NAMES.
+# The bytes of each variable that are read at first, to see its name: enough for any name of ALLOWED_NAMES.
 _HEAD = 64
 _TEXT = 4 * 512 + _HEAD
 _SYMBOLS = ("environ", "__environ")
@@ -142,12 +142,12 @@ _LIBRARIES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
 )
-# Names, numbers, addresses and switches, none of which is secret.
+# The values of these variables are names, numbers, addresses and switches, none of which is secret.
 ALLOWED_NAMES = frozenset((*_SLURM, *_TORCH, *_MPI, *_OTHERS, *_LIBRARIES))
 
 
 def read_environ(memory: Memory, maps: bytes, program: bytes, names: Collection[str]) -> dict[str, str] | None:
-    """Returns the variables in ``names`` as getenv(3) finds them now, values cut at 512 characters.
+    """Returns the variables in ``names`` as getenv(3) would find them now, with values cut at 512 characters.
 
     ``maps``: the text of /proc/PID/maps; ``program``: the path of the process's program. Returns None if no ``environ``
     can be read: before libc has started, in a statically linked program, or while ``environ`` changes. Raises the
@@ -160,9 +160,10 @@ def read_environ(memory: Memory, maps: bytes, program: bytes, names: Collection[
 
 
 def _candidates(maps: bytes, program: bytes) -> list[int]:
-    """Returns the addresses of the files that may define ``environ``: the program before libc.
+    """Returns the start addresses of the files that may define ``environ``: the program, and after it libc.
 
-    If a program refers to the variable, the linker gives it a copy, which libc uses, too (R_*_COPY, System V gABI).
+    If a program refers to ``environ``, the linker gives the program a copy of the variable, which libc uses, too
+    (R_*_COPY, System V gABI).
     """
     begins: dict[bytes, int] = {}
     for match in _BEGIN.finditer(maps):
@@ -196,7 +197,7 @@ def _variables(memory: Memory, at: int, names: Collection[str]) -> dict[str, str
 
 
 def _pointers(memory: Memory, at: int) -> list[int] | None:
-    """Returns the pointers in the array to which the word at ``at`` points; None if it points to no array."""
+    """Returns the pointers in the array to which the word at ``at`` points; None if the word points to no array."""
     array = _word(memory.read_many([(at, 8)])[0])
     found: list[int] = []
     while array and len(found) < MAX_VARIABLES:

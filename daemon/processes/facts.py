@@ -15,14 +15,14 @@ __all__ = ("Facts",)
 
 _FRAMEWORKS = frozenset({"torch", "nccl", "jax"})
 _PYTHON = re.compile(r"python[0-9.]*[a-z-]*$")
-# Threads that come with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, -NCCL; gloo).
+# Name prefixes of the threads that a process group starts (torch/csrc/distributed/c10d: ProcessGroupGloo, -NCCL; gloo).
 _GROUP_THREADS = ("pt_gloo", "pt_nccl", "pt_ucc", "pt_mpi", "gloo_")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts about a process. ``ancestors``: (pid, start_ns, name of the program), the parent first. All texts went
-    through ``clean_text``.
+    """The facts about a process. ``ancestors`` has (pid, start_ns, name of the program) for each ancestor, the parent
+    first. All texts went through ``clean_text``.
 
     ``environ``: the variables that the process has now or had at exec; ``current``: the names of the variables that it
     has now. ``uid``: the real uid. ``owner``: see ``owners.owner_of``. ``coordinator``: "HOST:PORT" where the ranks of
@@ -70,8 +70,8 @@ class Facts:
     def after(self, before: Facts) -> Facts:
         """Returns these facts, completed by ``before``, an earlier reading of the same program.
 
-        A variable of exec stays when the title of the process was written over it, or when it was removed. The
-        ancestors stay when one of them ended and the first process became the parent of its child.
+        A variable from exec is kept even if the process has since removed it or overwritten its text with a title. The
+        ancestors are kept even if an ancestor has ended, so that its child now has the first process as its parent.
         """
         now = {name: self.environ[name] for name in self.current}
         return replace(

@@ -1,7 +1,7 @@
-"""Opens files as a process sees them: the file of a mapping, or a file by one of its paths.
+"""Opens files as a process sees them: the file of a mapping, or the file at a path.
 
-No link leads out of the root of the process. Files on FUSE can be refused: the kernel lets every user of such a file
-wait for the program that serves it.
+No link leads out of the root of the process. Files on FUSE can be refused: every process that uses such a file may have
+to wait for the program that serves the file.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
-    """Returns an O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError: ELOOP for a symbolic
-    link in ``path``, unless ``links``."""
+    """Returns an O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError. With ``links`` False,
+    a symbolic link in ``path`` raises ELOOP."""
     resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | (0 if links else _RESOLVE_NO_SYMLINKS)
     how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, resolve)
     fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(path), ctypes.c_char_p(how), ctypes.c_size_t(len(how)))
@@ -49,7 +49,7 @@ def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
     return fd
 
 
-# The number of FUSE in include/uapi/linux/magic.h, which is the first word of struct statfs.
+# Numbers of file systems (include/uapi/linux/magic.h), which the first word of struct statfs holds.
 _FUSE_MAGIC = 0x65735546
 _TMPFS_MAGIC = 0x01021994
 _STATFS_BYTES = 256
@@ -64,7 +64,7 @@ def _file_system(handle: int) -> int | None:
 def _refuse_served(handle: int, name: str) -> None:
     """Raises UnsupportedTarget if the file of the descriptor ``handle`` is on FUSE, or its file system is unknown.
 
-    Only a reader may call this, since the call may wait for the program that serves the file.
+    Only readers are allowed to call this function, because it may wait for the program that serves the file.
     """
     if _file_system(handle) in (None, _FUSE_MAGIC):
         raise UnsupportedTarget(
@@ -74,20 +74,20 @@ def _refuse_served(handle: int, name: str) -> None:
 
 
 MAX_MAPS = 16 << 20
-# The bytes compared when device and inode cannot be compared: the ELF header and the build id.
+# The bytes that are compared when device and inode differ. They contain the ELF header and the build id.
 _HEAD = 4096
 
 
 def open_mapped(target: Target, request: Header) -> tuple[Header, int]:
     """Opens the file of the mapping at ``start``. Returns the fields of the answer and a read-only descriptor.
 
-    With ``served`` False files on FUSE are refused. ``identity`` is ``exact`` when device and inode agree. It is
-    ``content`` when they cannot be compared (overlayfs), but the first page of memory and file are equal. Raises
+    With ``served`` False files on FUSE are refused. ``identity`` is ``exact`` when device and inode of mapping and file
+    agree. It is ``content`` when they differ, as on overlayfs, but the first pages of memory and file are equal. Raises
     UnsupportedTarget when the path names another file.
     """
     start = request.get("start")
     if not isinstance(start, int):
-        raise UsageError("open needs the start address of a mapping")
+        raise UsageError('the request "open" needs the start address of a mapping')
     served = bool(request.get("served", True))
     mappings = parse_maps(target.read("maps", MAX_MAPS))
     mapping = next((m for m in mappings if m.start == start), None)
@@ -171,7 +171,7 @@ def _name(mapping: Mapping) -> str:
     return clean_text(mapping.path, 256)
 
 
-# The most descriptors of a process that are examined, and the most files in one answer.
+# The maximum number of descriptors of a process that are examined, and of files in one answer.
 _MAX_DESCRIPTORS = 4_096
 _MAX_MEMORY_FILES = 16
 
@@ -190,7 +190,7 @@ def open_memory_files(
         with os.scandir(folder) as entries:
             names = [entry.name for entry in islice(entries, _MAX_DESCRIPTORS)]
         if len(names) == _MAX_DESCRIPTORS:
-            # Any of them may be among the others.
+            # Any known file may belong to a descriptor that is not examined, so none counts as closed.
             closed = set()
         for name in names:
             try:
@@ -200,13 +200,13 @@ def open_memory_files(
             except FileNotFoundError:
                 continue
             except OSError:
-                # It may be any of them.
+                # The file of this descriptor may be any known file, so none counts as closed.
                 closed = set()
                 continue
             try:
                 inode = os.fstat(handle).st_ino
                 closed.discard(inode)
-                # Any file can have such a name; only a file on tmpfs opens without waiting for a program.
+                # Any file can have such a name. Only a file on tmpfs is sure to open without waiting for a program.
                 if inode in known or inode in inodes or _file_system(handle) != _TMPFS_MAGIC:
                     continue
                 if len(opened) < _MAX_MEMORY_FILES:
@@ -226,7 +226,7 @@ def open_memory_files(
 MAX_PATHS = 16
 MAX_PATH = 4_096
 MAX_SIZE = 256 << 20
-# Variables with which a path may begin ($NAME/). They are replaced here, so their values do not leave the reader.
+# Variables with which a path may begin ($NAME/). The reader replaces them, so it answers with resolved paths only.
 _VARIABLES = frozenset(("HOME", "XDG_CACHE_HOME"))
 _VARIABLE = re.compile(r"\$([A-Z_]+)(?=/)")
 _STATUS_BYTES = 64 << 10
@@ -235,14 +235,15 @@ _STATUS_BYTES = 64 << 10
 def find_files(target: Target, request: Header) -> Header:
     """Returns which of ``paths`` are regular files of the process's user, without opening them.
 
-    ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or None. A path is absolute, begins with
-    ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory; ``paths``: the
-    resolved paths, None if the process lacks the variable. ``uid``: the user of the process. ``witness``: a process
-    that sees the same files under the same paths, even after the target ended: 0 for any reader, 1 for pid 1, or None.
+    A path is absolute, begins with ``$HOME/`` or ``$XDG_CACHE_HOME/`` as set in the process, or is relative to the
+    process's working directory. The answer has ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or
+    None; ``paths``: the resolved paths, or None where the process lacks the variable; ``uid``: the user of the process;
+    and ``witness``: a process that sees the same files under the same paths, even after the target has ended. 0 means
+    any reader, 1 means pid 1, and None means that neither sees the same files.
     """
     paths = request.get("paths")
     if not isinstance(paths, list) or len(paths) > MAX_PATHS or not all(isinstance(path, str) for path in paths):
-        raise UsageError(f"files takes {MAX_PATHS} paths at most")
+        raise UsageError(f'the request "files" takes a list of at most {MAX_PATHS} paths')
     uid, variables = _owner(target), _variables(target, paths)
     found: list[Header | None] = []
     places = [_resolved(path, variables) for path in paths]
@@ -262,12 +263,12 @@ def find_files(target: Target, request: Header) -> Header:
 def open_file(target: Target, request: Header) -> tuple[Header, int]:
     """Opens ``path``, absolute or relative to the working directory. Returns (entry as in ``find_files``, descriptor).
 
-    ``uid``: the required owner, by default the process's user. Raises UnsupportedTarget if ``path`` is no regular file
-    of that user, does not exist, or is larger than 256 MiB.
+    ``uid``: the required owner of the file, by default the process's user. Raises UnsupportedTarget if ``path`` is not
+    a regular file of the owner, does not exist, or is larger than 256 MiB.
     """
     path, uid = request.get("path"), request.get("uid")
     if not isinstance(path, str) or not path:
-        raise UsageError("file needs a path")
+        raise UsageError('the request "file" needs a path')
     if not isinstance(uid, int):
         uid = _owner(target)
     name = clean_text(path, 256)
@@ -282,7 +283,7 @@ def open_file(target: Target, request: Header) -> tuple[Header, int]:
             raise UnsupportedTarget(f"{name} of process {target.pid} is larger than {size(MAX_SIZE)}")
         return described, os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError as e:
-        raise PrivilegeError(f"{name} of process {target.pid} may not be read") from e
+        raise PrivilegeError(f"no permission to read {name} of process {target.pid}") from e
     except FileNotFoundError as e:
         raise ProcessGone(f"process {target.pid} exited") from e
     finally:
@@ -304,7 +305,7 @@ def _handle(target: Target, path: str) -> int | None:
 
 
 def _described(path: str, found: os.stat_result, uid: int) -> Header | None:
-    # A reader may read every file: a process must not make it read a file of another user.
+    # A reader can read every file, so a process must not be able to make it read another user's file.
     if not stat.S_ISREG(found.st_mode) or found.st_uid != uid:
         return None
     return {
@@ -318,7 +319,7 @@ def _described(path: str, found: os.stat_result, uid: int) -> Header | None:
 
 
 def _owner(target: Target) -> int:
-    """Returns the file system uid of the process (the fourth number), which owns the files that it creates."""
+    """Returns the file system uid of the process (the fourth number of Uid). It owns the files the process creates."""
     uids = parse_status(target.read("status", _STATUS_BYTES))["Uid"]
     return int(uids[-1])
 
@@ -344,7 +345,7 @@ def _witness(target: Target) -> int | None:
                 if all(_place(other, name) == _place(target, name) for name in ("root", "ns/mnt")):
                     return pid
         except (OSError, ProcessGone, PrivilegeError):
-            continue  # this process may not be read
+            continue  # no permission to read this process, or it has ended
     return None
 
 

@@ -1,8 +1,8 @@
 """The thread that identifies processes, from events and scans.
 
 Readers read several processes at once, each with a deadline; only this thread assigns identities. Some changes come
-without an event: a process imports torch a second after its start, or an event was lost. So each process is read again
-after growing pauses, and all processes are listed from time to time.
+without an event, for example when a process imports torch a second after its start, and events can be lost. So each
+process is read again after growing pauses, and all processes are listed from time to time.
 """
 
 from __future__ import annotations
@@ -36,24 +36,26 @@ __all__ = ("Identification",)
 MAX_QUEUE = 100_000
 # The time from exec or fork to the first read, s: the process maps its program and first libraries meanwhile.
 SETTLE_S = 0.03
-# The kinds of events that answer what was asked about a process: there are no more of them than questions.
+# The kinds of events that answer a question about a process. They are not limited: each question has one answer.
 ANSWERS = frozenset({"facts", "module", "python", "thread"})
 # How long the thread waits for the results of a batch, s, so that older processes are identified before younger ones.
 BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
-# The most reads of a process only for its Python version, and only for the rank in its Python modules.
+# After MAX_LOOKS reads of a process, a failed search for its Python version is not repeated. After MAX_MODULE_LOOKS
+# reads, its modules are no longer searched for its rank.
 MAX_LOOKS, MAX_MODULE_LOOKS = 10, 22
-# While this many reads of versions and modules wait, no further modules are read: a later look tries again.
+# While this many reads of versions and modules are pending, no read of modules is added. A process that is left out is
+# tried again after its next read.
 MAX_WAITING = 64
 _log = logging.getLogger(__name__)
 
 
 class Identification:
-    """Identifies processes in a thread. ``post`` is for any thread, all else for this object's thread. The lock
-    ``known`` guards ``registry``.
+    """Identifies processes in a thread. ``post`` is thread-safe; the other methods are for this object's thread. The
+    lock ``known`` guards ``registry``.
 
-    ``own``: the daemon's processes, which are ignored. Otherwise each new reader would have to be read, and would make
-    slow readers slower.
+    ``own``: the daemon's processes. They are ignored, because otherwise each new reader would itself have to be read,
+    which would make slow readers slower.
     """
 
     def __init__(
@@ -101,22 +103,22 @@ class Identification:
         self.scanned = threading.Event()
         self._thread: threading.Thread | None = None
         self._executor: FairExecutor | None = None
-        # Finds the version and modules of a Python: this takes several reads, which must not delay other processes.
+        # Finds version and modules of Python processes. This takes several reads, which must not delay other processes.
         self._pythons: FairExecutor | None = None
         self._waiting: set[Future[None]] = set()
-        # The schedule of reads; the pids to read whatever their program is; the processes that are being read.
+        # The schedule of reads, the pids that are read whatever their program is, and the processes being read now.
         self._agenda = Agenda()
         self._wanted: set[int] = set()
         self._reading: dict[ProcessKey, Future[Facts]] = {}
         # Processes that called exec while they were read: parts of the answer may be from the earlier program.
         self._outdated: set[ProcessKey] = set()
-        # The number of reads of a process that succeeded, and of those that failed since then.
+        # For each process, the number of reads that succeeded, and of reads that failed since the last success.
         self._looks: dict[ProcessKey, int] = {}
         self._failures: dict[ProcessKey, int] = {}
         self._ignored: set[ProcessKey] = set()
         self._versioned: set[ProcessKey] = set()
         self._grouped: set[ProcessKey] = set()
-        # Trainers that started before this daemon, whose stacks are to be read together.
+        # Trainers that started before this daemon. Their stacks are read together, to find the threads that train.
         self._late: set[ProcessKey] = set()
         self._early_exits: dict[ProcessKey, tuple[int | None, int | None]] = {}
         self._missing: dict[ProcessKey, float] = {}
@@ -138,8 +140,8 @@ class Identification:
                 executor.stop()
 
     def post(self, *event: Any) -> None:
-        """Queues an event: its kind and values. Beyond MAX_QUEUE the event is dropped, and all processes are
-        scanned. Answers to what this object asked are never dropped: it asks only once.
+        """Queues an event: its kind and values. If MAX_QUEUE events wait, the event is dropped, and all processes are
+        scanned. An answer to this object's own question is never dropped, because each question is asked only once.
         """
         if len(self._queue) >= MAX_QUEUE and event[0] not in ANSWERS:
             self._overflow = True
@@ -164,14 +166,15 @@ class Identification:
                 self._look_at_late()
             except ProbingError as e:
                 _log.warning("processes cannot be identified: %s", e.message)
-            except Exception:  # an error with one process must not end the watch of all others
+            except Exception:  # an error with one process must not stop the identification of all others
                 _log.exception("identifying processes failed")
             if not self._queue:
                 self._wake.wait(max(0.0, self._agenda.next_at(next_scan) - time.monotonic()))
             self._wake.clear()
 
     def _scan(self) -> bool:
-        """Lists all processes, since events may have been lost. Returns False if that fails."""
+        """Lists all processes, because events may have been lost, and reads the new ones. Returns False if the list
+        fails."""
         try:
             found = self._list(None)
         except ProbingError as e:
@@ -186,7 +189,7 @@ class Identification:
         self._end_missing(alive)
         self._ignored &= alive
         if lost:
-            # A shell may have become a Python unseen.
+            # The exec by which a shell became a Python may be among the lost events.
             self._ignored = {key for key in self._ignored if not _may_train(exes[key])}
         self._failures = {key: count for key, count in self._failures.items() if key in alive}
         seen = self._ignored | self._looks.keys() | self._failures.keys()
@@ -201,8 +204,8 @@ class Identification:
         return True
 
     def _end_missing(self, alive: set[ProcessKey]) -> None:
-        """Marks processes as ended that were missing from the list for ``grace_s``: until then their exit events may
-        still arrive. The list ends at MAX_PIDS, so a process that is missing may live.
+        """Marks processes as ended that were missing from the list for ``grace_s``. Within this time their exit events
+        may still arrive. The list has at most MAX_PIDS processes, so a missing process may still live.
         """
         now = time.monotonic()
         with self._known:
@@ -267,15 +270,15 @@ class Identification:
         self._announcer.identified(changed)
 
     def _take_memberships(self) -> None:
-        """Passes the communicators at the head of the queue to the registry, which weighs all evidence once for them:
-        each rank of a job reports each of its communicators.
+        """Passes all communicators at the head of the queue to the registry in one call, so that the registry weighs
+        the evidence only once. There can be many, because each rank of a job reports each of its communicators.
         """
         found: list[tuple[ProcessKey, Membership]] = []
         while self._queue and self._queue[0][0] == "membership":
             _, key, membership = self._queue.popleft()
             found.append((ProcessKey(*key), membership))
         with self._known:
-            # The records of a process may be assembled after its exit: nothing would drop what is noted then.
+            # The records of a process may be assembled after its exit. A note made so late would never be dropped.
             found = [(key, membership) for key, membership in found if not self._is_over(key)]
             changed = self._registry.note_memberships(found)
         for key, _ in found:
@@ -317,7 +320,7 @@ class Identification:
         try:
             listed = self._list(pids)
         except ProbingError:
-            # As when no reader is free: nothing else would read these processes again.
+            # For example, no reader is free. The pids are added again, since nothing else would read these processes.
             for pid in pids:
                 self._agenda.add(pid, retry_s(0))
             raise
@@ -386,7 +389,7 @@ class Identification:
                 self._ended(facts.key, *self._early_exits.pop(facts.key))
 
     def _refuse(self, processes: Iterable[Facts]) -> None:
-        """Reports processes that are not watched, because their owner has too many."""
+        """Reports processes that are not watched because their owner has too many processes."""
         now = self._clock.pair().real_ns
         for owner, count in Counter(facts.owner for facts in processes).items():
             reason = f"more than {MAX_OF_OWNER} processes of user {owner} would be watched"
@@ -407,7 +410,7 @@ class Identification:
             self._early_exits.pop(key, None)
             self._lineage.ended(key)
             return None
-        except Exception as e:  # any error with one process must not lose the reads that ended with its read
+        except Exception as e:  # an error with one process must not lose the reads that ended at the same time
             self._early_exits.pop(key, None)
             if not isinstance(e, ProbingError):
                 _log.exception("reading process %d failed", key.pid)
@@ -415,7 +418,7 @@ class Identification:
             return None
         self._failures.pop(key, None)
         with self._known:
-            # A watched process may have called exec: its earlier role ends.
+            # A watched process is kept even if it has called exec and no longer trains: its earlier role must end.
             known = self._registry.facts_of(key) is not None
         if known or ((facts.python or facts.framework or launches(facts)) and self._within(facts)):
             return facts
@@ -424,8 +427,8 @@ class Identification:
         return None
 
     def _retry(self, key: ProcessKey, why: str) -> None:
-        """Schedules the next read of a process that could not be read. A read during a quarantine fails at once, and is
-        made again after its end.
+        """Schedules the next read of a process that could not be read. A read during the process's quarantine fails at
+        once, so the next read is made after the quarantine.
         """
         level = logging.DEBUG if key in self._failures else logging.INFO
         _log.log(level, "process %d is not identified yet: %s", key.pid, why)
@@ -441,7 +444,7 @@ class Identification:
         return not self._cgroup or any(f"{path}/".startswith(f"{self._cgroup}/") for path in facts.cgroup)
 
     def _read_launchers(self, found: list[Facts]) -> None:
-        # Launchers are identified before their ranks, since they name the run.
+        # Launchers are identified before their ranks, because a launcher names the run.
         own = {facts.key for facts in found}
         with self._known:
             missing = {
@@ -480,7 +483,8 @@ class Identification:
         waiting.add_done_callback(self._waiting.discard)
 
     def _check_thread(self, key: ProcessKey, tid: int) -> None:
-        # Autograd and Horovod issue collectives in C++ threads, on behalf of the thread that trains.
+        # A thread without Python does not train: autograd and Horovod issue collectives in C++ threads, on behalf of
+        # the thread that trains.
         try:
             trains = tid == key.pid or self._runs_python(*key, tid)
         except ProbingError as e:

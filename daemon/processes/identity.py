@@ -1,4 +1,4 @@
-"""Derives job and rank of a process from the environment variables of its launcher.
+"""Derives job and rank of a process from the environment variables that its launcher set.
 
 Sources of the names: torch/distributed/run.py ("Environment Variables"), srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open
 MPI's FAQ on running jobs, Hydra's wiki (PMI_*), Intel MPI (MPI_LOCALRANKID), MVAPICH's user guide (MV2_*).
@@ -16,7 +16,7 @@ __all__ = ("Job", "Ranks", "job_of", "meeting_place", "on_one_node", "ranks_of",
 MAX_WORLD = 1 << 24
 MAX_NAME = 200
 Environ = Mapping[str, str]
-# A group may be shown from within another group, as /../../system.slice/...
+# A reader in another group namespace sees paths such as /../../system.slice/...
 _SLURM_GROUP = re.compile(
     r"(?:/\.\.)*/(?:slurm(?:_[^/]+)?/uid_[0-9]+|system\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_([0-9]{1,10})(?=/|$)"
 )
@@ -26,10 +26,8 @@ _POD_INDEX = re.compile(r"(.+)-(?:master|worker|launcher|chief|trainer|node|head
 
 
 class Ranks(NamedTuple):
-    """The ranks of a process. ``certain``: the variables are set for ranks only. The variables of a scheduler are not
-    certain, because helpers inherit them.
-
-    ``source``: the evidence, see ``ranking``.
+    """The ranks of a process. ``certain``: the variables are set only for ranks. The variables of a scheduler are not
+    certain, because helper processes inherit them. ``source``: the kind of evidence, see ``ranking``.
     """
 
     rank: int
@@ -47,8 +45,8 @@ class Ranks(NamedTuple):
 class Job(NamedTuple):
     """A job. ``source``: slurm, kubernetes, torchelastic, ray, master or pid.
 
-    ``unique``: the count of restarts is enough to name a run of the job. ``proven``: the process is in a control group
-    of this Slurm job, or of a pod, which only the scheduler can create.
+    ``unique``: the name and the number of restarts together name one run of the job. ``proven``: the process is in a
+    control group of this Slurm job or of a pod. Only the scheduler can create such a group.
     """
 
     name: str
@@ -75,10 +73,10 @@ _SIZES = (
 
 
 def ranks_of(environ: Environ, current: Collection[str] = ()) -> Ranks | None:
-    """Returns the ranks in the variables of torchrun, Slurm, Open MPI, MVAPICH or MPICH, tried in this order; None
-    without a valid set.
+    """Returns the ranks in the variables of torchrun, Slurm, Open MPI, MVAPICH or MPICH, tried in this order; None if
+    there is no valid set.
 
-    ``current``: the names of the variables that the process has now; it had all others only at exec.
+    ``current``: the names of the variables that the process has now; it had the rest of ``environ`` only at exec.
     """
     for rank_name, size_name, local_name, node_names, certain in _RANK_NAMES:
         rank, size = _number(environ, rank_name), _number(environ, size_name)
@@ -93,7 +91,8 @@ def ranks_of(environ: Environ, current: Collection[str] = ()) -> Ranks | None:
 def job_of(
     environ: Environ, node: str, in_pod: bool = False, coordinator: str = "", cgroup: Collection[str] = ()
 ) -> Job | None:
-    """Returns the job in the environment, or None. ``coordinator``: "HOST:PORT" where its ranks meet, if known.
+    """Returns the job that ``environ`` names, or None. ``coordinator``: "HOST:PORT" where the job's ranks meet, if
+    known.
 
     ``cgroup``: the paths of the process's control groups. If Slurm's group and SLURM_JOB_ID differ, the group counts.
     """
@@ -109,7 +108,7 @@ def job_of(
     if (elastic := environ.get("TORCHELASTIC_RUN_ID", "")) and elastic != "none":
         return Job(_cut(elastic), "torchelastic")
     if ray := environ.get("RAY_JOB_ID", ""):
-        # Each Ray cluster counts its own jobs, but no other value is equal on all nodes.
+        # A Ray job id is unique only within its Ray cluster. But no other value is equal on all nodes of the job.
         return Job(_cut(ray), "ray", unique=True)
     if place := meeting_place(environ, coordinator):
         return Job(_cut(f"{node}/{place}" if _local(_host(place)) else place), "master")
@@ -119,7 +118,7 @@ def job_of(
 def slurm_job(cgroup: Iterable[str]) -> str:
     """Returns the id of the Slurm job in whose control group a process is; empty outside of Slurm's groups.
 
-    Only root makes groups there (slurm.conf's ProctrackType=proctrack/cgroup; cgroup.conf(5), v1 and v2).
+    Only root creates groups below Slurm's (slurm.conf's ProctrackType=proctrack/cgroup; cgroup.conf(5), v1 and v2).
     """
     return next((match[1] for path in cgroup if (match := _SLURM_GROUP.match(path))), "")
 
@@ -139,7 +138,7 @@ def restarts_of(environ: Environ) -> str:
 def on_one_node(environ: Environ, job: Job, coordinator: str = "") -> bool:
     """Returns whether all ranks of the job run on this node, so that local facts can name the run.
 
-    If no variable tells, the job counts as spanning nodes, unless the address of its master is local.
+    Without a variable that shows the number of nodes, only a job whose master has a local address is on one node.
     """
     if job.source == "pid" or _local(environ.get("MASTER_ADDR", "") or _host(meeting_place(environ, coordinator))):
         return True

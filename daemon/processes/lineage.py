@@ -11,15 +11,15 @@ from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("Lineage",)
 
-# The most entries that are kept, some 200 bytes each. They are needed for seconds: the records of a process arrive soon
-# after its fork.
+# The maximum number of entries that are kept, of about 200 bytes each. An entry is needed for seconds: the records of a
+# process arrive soon after its fork.
 MAX_FORKS = MAX_ENDED = 8192
-# How many forks are followed from child to parent: a process that becomes a daemon forks twice.
+# The maximum number of forks followed from child to parent. A process that becomes a daemon forks twice.
 _MAX_DEPTH = 4
 
 
 class Lineage:
-    """Recent forks, and recent ends of processes that were never identified. Any thread may read, without a lock.
+    """Recent forks, and recent ends of processes that were never identified. Reading is thread-safe, without a lock.
 
     ``newest`` returns the last watched process with a pid.
     """
@@ -33,7 +33,7 @@ class Lineage:
         _keep(self._forks, pid, (start_ns, ppid), MAX_FORKS)
 
     def replaced(self, pid: int) -> None:
-        """Notes that a process called exec: its environment may differ from its parent's."""
+        """Notes that a process called exec. It no longer inherits: its environment may differ from its parent's."""
         self._forks.pop(pid, None)
 
     def ended(self, key: ProcessKey) -> None:
@@ -44,8 +44,8 @@ class Lineage:
         return key in self._ended
 
     def inherited(self, key: ProcessKey) -> Identity | None:
-        """Returns job, run and owner of the watched process that forked ``key``, without a rank; None if no watched
-        process forked it.
+        """Returns an identity for ``key`` with the job, run and owner of the watched process that forked it, and no
+        rank; None if no watched process forked ``key``.
         """
         fork = self._forks.get(key[0])
         if fork is None or fork[0] != key[1]:

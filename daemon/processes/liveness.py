@@ -35,7 +35,7 @@ class ProcessNow(NamedTuple):
 
 
 def process_now(pid: int) -> ProcessNow | None:
-    """Returns the process with this pid; None if there is none or it is a kernel thread."""
+    """Returns the process with this pid; None if no process has this pid, or a kernel thread has it."""
     try:
         stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except (OSError, ProbingError):
@@ -87,8 +87,8 @@ def real_user(pid: int) -> int | None:
 
 
 def owner_now(pid: int) -> int | None:
-    """Returns the user who owns a process, among whom places are shared: in a user namespace its creator, who can be
-    any of many users there. None for a process that ended.
+    """Returns the user who owns a process, for limits that are shared among users. In a user namespace this is the
+    creator of the namespace, because one user can have many uids inside it. Returns None for a process that has ended.
     """
     uid = real_user(pid)
     try:
@@ -102,10 +102,11 @@ _MAX_BYTES = 64 << 10
 
 
 class OwnProcesses:
-    """The set of the pids of the daemon's processes. ``users``: the uids of these processes; empty: the set is empty.
+    """The set of the pids of the daemon's processes. ``users``: the uids of these processes. Without uids, the set is
+    empty.
 
-    A uid is not enough: in a container the daemon's users may have the numbers of other users of the host. So a process
-    must also be in the control groups of this process, or both must be in probingd.slice.
+    A uid is not enough: in a container the daemon's users may have the uids of other users of the host. So a process
+    must also be in the same control groups as this process; all groups below probingd.slice count as the same.
     """
 
     def __init__(self, users: frozenset[int]) -> None:

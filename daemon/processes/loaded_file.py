@@ -1,8 +1,8 @@
-"""Reads a loaded ELF file from the memory of a process, since the file may be deleted or lack section headers.
+"""Reads a loaded ELF file from the memory of a process, because the file may be deleted or lack section headers.
 
-Like the dynamic linker, it needs no section headers: it finds symbols by PT_DYNAMIC and DT_GNU_HASH. Format: the System
-V gABI, chapters 4 and 5; for the hash table ``elf/dl-lookup.c`` of glibc 2.36. The target controls this memory, so
-every count is limited.
+Like the dynamic linker, this module finds symbols by PT_DYNAMIC and DT_GNU_HASH, without section headers. Format: the
+System V gABI, chapters 4 and 5; for the hash table ``elf/dl-lookup.c`` of glibc 2.36. The target controls this memory,
+so every count is limited.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WRITABLE = 2
 
 
 class Segment(NamedTuple):
-    """A PT_LOAD segment, by its addresses in the process."""
+    """A PT_LOAD segment, with its address in the process."""
 
     start: int
     size: int
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Loaded:
-    """A file mapped from ``start`` on. ``bias`` is added to the addresses in the file."""
+    """An ELF file that is mapped in a process. An address in the file plus ``bias`` is the address in the process."""
 
     first_address: int
     relocated: bool
@@ -50,8 +50,8 @@ class Loaded:
 
     @classmethod
     def at(cls, read: Read, start: int) -> Loaded:
-        """Returns the file loaded at ``start``. Raises NotPython if it is not a 64-bit little-endian ELF file that can
-        be run.
+        """Returns the file loaded at ``start``. Raises NotPython unless the file is a 64-bit little-endian ELF program
+        or library.
         """
         head = read([(start, _HEADER)])[0] or b""
         if head[:6] != b"\x7fELF\x02\x01":
@@ -119,7 +119,7 @@ class Loaded:
         for tag, value in struct.iter_unpack("<QQ", table):
             if tag == 0:
                 break
-            # glibc writes addresses in the process here, musl leaves the addresses of the file.
+            # glibc has changed these values to addresses in the process; musl leaves the addresses in the file.
             self._tags.setdefault(tag, value if value >= self.bias else value + self.bias)
 
 

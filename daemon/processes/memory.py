@@ -25,7 +25,7 @@ IOV_MAX = 1024
 # User addresses end here or below on all supported platforms.
 _TOP = 1 << 56
 _MAX_RANGE = 1 << 20
-# The most bytes of one call: they are in memory three times for a moment.
+# The maximum bytes of one call. For a moment the reader holds three copies of them.
 _BATCH_BYTES = 8 << 20
 
 Range = tuple[int, int]
@@ -45,8 +45,8 @@ class Memory(Protocol):
 
 
 class ProcessMemory:
-    """The memory of ``pid``, which keeps running. ``max_calls`` and ``max_bytes`` limit all reads of this object
-    together.
+    """The memory of process ``pid``, which keeps running. ``max_calls`` and ``max_bytes`` limit the total of all reads
+    through this object.
     """
 
     def __init__(self, pid: int, *, max_calls: int = 10_000, max_bytes: int = 64 << 20) -> None:
@@ -78,8 +78,8 @@ class ProcessMemory:
         return result
 
     def _read_batch(self, remote: array[int]) -> list[bytes | None]:
-        """Returns the bytes of the first ranges that fit into one call, up to the first fault, and None for the faulty
-        range, if there is one.
+        """Returns the bytes of the first ranges, as many as fit into one call. A range that faults ends the result with
+        None.
         """
         if self.calls >= self._max_calls:
             raise CorruptTarget(f"process {self.pid}: a request took more than {self._max_calls} reads")
@@ -102,7 +102,7 @@ class ProcessMemory:
             if count >= 0:
                 return count
             code = ctypes.get_errno()
-            # A thread that has ended has no memory, and the main thread may end before other threads: read another one.
+            # A thread that has ended has no memory, and the main thread may end first. Another thread is tried.
             tid = running_thread(self.pid) if code == errno.ESRCH else None
             if tid in (None, self._tid):
                 return _failed(self.pid, code)
@@ -110,7 +110,7 @@ class ProcessMemory:
 
 
 class FakeMemory:
-    """Memory made of segments {address: bytes}, for tests: addresses outside of them cannot be read."""
+    """Memory made of segments {address: bytes}, for tests. Addresses outside the segments cannot be read."""
 
     def __init__(self, segments: Mapping[int, bytes], *, max_calls: int = 10_000) -> None:
         self.segments = dict(segments)
@@ -133,7 +133,7 @@ class FakeMemory:
 
 
 def _flat(ranges: Sequence[Range]) -> array[int] | None:
-    """Returns addresses and sizes in one array; None if a range is not plausible."""
+    """Returns address, size, address, size, and so on, in one array; None if a range may be implausible."""
     try:
         flat = array("Q", chain.from_iterable(ranges))
     except OverflowError:
@@ -156,8 +156,8 @@ def _failed(pid: int, code: int) -> int:
         raise ProcessGone(f"process {pid} exited while it was read")
     if code == errno.EPERM:
         raise PrivilegeError(
-            f"the memory of process {pid} may not be read",
-            hint="reading a process takes CAP_SYS_PTRACE, and kernel.yama.ptrace_scope below 3",
+            f"no permission to read the memory of process {pid}",
+            hint="reading a process needs CAP_SYS_PTRACE, and kernel.yama.ptrace_scope below 3",
         )
     raise TargetError(f"the memory of process {pid} cannot be read: {os.strerror(code)}")
 

@@ -14,8 +14,8 @@ from probing.api.errors import PrivilegeError, UnsupportedTarget
 __all__ = ("ListedSocket", "own_namespace", "socket_in")
 
 ListedSocket = tuple[int, int, str, int, str, int, int, int]
-"""A TCP socket of a network namespace: family, state (include/net/tcp_states.h), address and port of this end, address
-and port of the other end, inode, uid of the owner. Addresses are as /proc/PID/net/tcp has them."""
+"""A TCP socket of a network namespace: family, state (include/net/tcp_states.h), local address and port, remote address
+and port, inode, uid of the owner. Addresses have the format of /proc/PID/net/tcp."""
 
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +30,7 @@ def own_namespace() -> tuple[int, int]:
 def socket_in(namespace: int, family: int, kind: int, protocol: int = 0) -> socket.socket:
     """Returns a socket in the network namespace with the descriptor ``namespace``.
 
-    A thread enters the namespace, makes the socket, and ends: a socket keeps the namespace of its creator. Raises
+    A new thread enters the namespace, makes the socket, and ends; the socket stays in the namespace. Raises
     PrivilegeError without CAP_SYS_ADMIN, UnsupportedTarget for a namespace that cannot be entered.
     """
     made: list[socket.socket | int] = []

@@ -1,4 +1,4 @@
-"""Finds the owner of a job: the user to whom the kernel says that its processes belong. A job name belongs to one user.
+"""Finds the owner of a job: the user who owns its processes according to the kernel. A job name belongs to one user.
 
 Environment variables name a job, and any user can set them. So another user's job of the same name is another job,
 ``NAME (uid N)``: its processes are never joined, counted or diagnosed with the processes of the first job.
@@ -43,8 +43,8 @@ _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-
 
 
 def container_of(paths: Iterable[str]) -> tuple[str | None, str | None]:
-    """Returns (container id or name, pod uid) of a process in the control groups ``paths``; None outside of a container
-    or pod."""
+    """Returns (container id or name, pod uid) of a process in the control groups ``paths``. The first
+    value is None outside of a container, the second outside of a pod."""
     container = pod = None
     for path in paths:
         pod = pod or _pod(path)
@@ -63,10 +63,10 @@ def _container(path: str) -> str | None:
 
 
 MAX_NAMES = 4096
-"""The most job names whose owners are kept."""
+"""The maximum number of job names whose owners are kept."""
 # include/uapi/linux/nsfs.h; ioctl_ns(2).
 _NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
-# User namespaces nest 32 deep (kernel/user_namespace.c).
+# User namespaces nest at most 32 deep (kernel/user_namespace.c).
 _MAX_DEPTH = 33
 
 
@@ -74,9 +74,9 @@ def owner_of(open_file: Callable[[str], int], uid: int, cgroup: Iterable[str]) -
     """Returns the uid, on this host, of the user who owns a process.
 
     ``open_file`` returns a descriptor of a file of /proc/PID; ``uid``: the real uid of the process on this host. In a
-    user namespace the owner is the creator of the outermost namespace: a rootless container has many uids, all of one
-    user. If root created the namespace, the owner is ``uid``, or in a pod the uid inside the pod, since each pod has
-    other uids on the host. Raises OSError and ProbingError.
+    user namespace the owner is the creator of the outermost namespace, because all uids of a rootless container belong
+    to one user. If root created the namespace, the owner is ``uid``. In a pod the owner is the uid inside the pod,
+    because each pod has different uids on the host. Raises OSError and ProbingError.
     """
     try:
         namespace = open_file("ns/user")
@@ -136,7 +136,8 @@ class JobNames:
     """Names the jobs of a node so that two owners never share a name.
 
     A name belongs to its first owner, or to the owner whose processes are in the control group of the scheduler's job.
-    Once processes in control groups of a scheduler were seen, only such processes may claim new names of its jobs.
+    Once processes in control groups of a scheduler were seen, only processes in such groups can claim new names of the
+    scheduler's jobs.
     """
 
     def __init__(self) -> None:
@@ -146,7 +147,7 @@ class JobNames:
         self._proving: set[str] = set()
 
     def name(self, job: Job, owner: int) -> str:
-        """Returns the name by which all tables show a job of ``owner``."""
+        """Returns the name that all tables show for a job of ``owner``."""
         if job.proven:
             self._proving.add(job.source)
         holder = self._holders.get(job.name)
@@ -164,7 +165,7 @@ class JobNames:
             self._hold(name, _Holder(owner, proven=False))
 
     def release(self, name: str, owner: int) -> None:
-        """Takes a name away from ``owner`` if the name's only process no longer belongs to that user."""
+        """Takes the name away from ``owner``. To be called when no process with this name belongs to ``owner`` now."""
         holder = self._holders.get(name)
         if holder is not None and holder.owner == owner:
             del self._holders[name]

@@ -25,7 +25,8 @@ PARSERS = Policy("parser")
 FILES_IDLE_S = 30.0
 PARSE_TIMEOUT_S = 5.0
 MAX_CACHED_FILES, MAX_CACHED_SYMBOLS = 256, 8_192
-# How long a refusal is cached, s: a file that could not be read may be readable later, with the same size and time.
+# The seconds for which a refusal is cached. It must expire, because a file that could not be parsed may be parsed later
+# although its size and mtime, the key of the cache, are the same.
 REFUSED_S = 300.0
 _T = TypeVar("_T")
 
@@ -35,14 +36,14 @@ class _Symbols(TypedDict):
 
 
 class _Refusal(NamedTuple):
-    """Why a file has no symbols, until a time on time.monotonic()."""
+    """The cached error for a file without symbols, valid until the time.monotonic() ``until``."""
 
     error: UnsupportedTarget
     until: float
 
 
 class ParserPool:
-    """Parses files in processes without rights at ``socket_path``. Safe for any thread."""
+    """Parses files in unprivileged parser processes, which ``socket_path`` starts. Thread-safe."""
 
     def __init__(self, socket_path: str, policy: Policy = PARSERS) -> None:
         self._pool = Pool(socket_path, policy)
@@ -89,7 +90,7 @@ class ParserPool:
     def call(
         self, op: str, payload: bytes = b"", *, fds: Sequence[int] = (), timeout: float = 10.0, **args: Any
     ) -> Header:
-        """Sends a request to a parser (``confined/parser.py`` lists the ops) and returns the JSON object of its answer.
+        """Sends a request to a parser (``confined/parser.py`` lists the ops) and returns the JSON object in the answer.
 
         ``timeout`` in seconds includes the wait for a free parser; the caller keeps ``fds``. Raises TargetTimeout when
         the parser does not answer in time or ends, UnsupportedTarget or CorruptTarget for a file that cannot be parsed.
@@ -99,7 +100,8 @@ class ParserPool:
         try:
             answer = self._ask(header, payload, fds, deadline)
         except ChannelClosed:
-            # A parser can be killed at any time, even while idle. If a file ends two parsers, the file is the reason.
+            # A parser can be killed at any time, even while idle, so the request is sent again. If two parsers end on
+            # the same file, the file is the reason.
             try:
                 answer = self._ask(header, payload, fds, deadline)
             except ChannelClosed as e:
@@ -140,8 +142,8 @@ class ParserPool:
 class ParserPools:
     """The parsers at ``socket_path``, in three pools: a file that keeps a parser busy delays only files of its kind.
 
-    ``libraries``: files that get probes. ``stacks``: files of a process whose stack was requested. ``files``: dumps and
-    reports that a job writes, and debugging information, which takes long.
+    ``libraries`` is for files that get probes, ``stacks`` for files of a process whose stack was requested, ``files``
+    for dumps and reports that a job writes, and for debugging information, which takes long to parse.
     """
 
     def __init__(self, socket_path: str) -> None:
@@ -155,7 +157,7 @@ class ParserPools:
 
 
 def symbols_by(parsers: ParserPool) -> SymbolFinder:
-    """Returns a function that finds the symbols of an ELF file, given as a descriptor, whose names match patterns."""
+    """Returns a function that takes the descriptor of an ELF file and patterns, and returns the symbols that match."""
 
     def find(fd: int, patterns: Sequence[str]) -> Sequence[Symbol]:
         return parsers.symbols(fd, patterns, PARSE_TIMEOUT_S).symbols

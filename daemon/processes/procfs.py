@@ -89,7 +89,7 @@ class Mapping(NamedTuple):
 
 
 def parse_stat(data: bytes) -> Stat:
-    """Parses /proc/PID/stat. The name may contain blanks and brackets: it ends at the last bracket."""
+    """Parses /proc/PID/stat. The process name may contain blanks and parentheses, and ends at the last parenthesis."""
     head, bracket, rest = data.rpartition(b")")
     pid, opening, comm = head.partition(b" (")
     fields = rest.split()
@@ -130,14 +130,14 @@ def parse_status(data: bytes) -> dict[str, list[int]]:
 def parse_memory(data: bytes) -> dict[str, int | None]:
     """Returns rss_bytes, peak_rss_bytes, anon_bytes, shmem_bytes and swap_bytes of /proc/PID/status.
 
-    A value is None if it is missing or no number.
+    A value is None if it is missing or not a number.
     """
     found = {name: int(number) * 1024 for name, number in _MEMORY.findall(data[: 64 * 1024])}
     return {column: found.get(name) for name, column in _MEMORY_NAMES.items()}
 
 
 def parse_maps(data: bytes, limit: int = MAX_MAPPINGS) -> list[Mapping]:
-    """Parses /proc/PID/maps, at most ``limit`` lines. An incomplete last line is ignored. Raises CorruptTarget."""
+    """Parses at most ``limit`` lines of /proc/PID/maps. An incomplete last line is ignored. Raises CorruptTarget."""
     mappings: list[Mapping] = []
     for line in data.split(b"\n", limit)[:limit]:
         if not line:
@@ -156,7 +156,7 @@ def _mapping(match: re.Match[bytes]) -> Mapping:
     start, end, permissions, offset, device, inode, path = match.groups()
     major, _, minor = device.partition(b":")
     deleted = path.endswith(b" (deleted)")
-    # The kernel writes a newline in a path as \012 and nothing else in octal (fs/proc/task_mmu.c, seq_path).
+    # Newline is the only character that the kernel writes in octal, as \012 (fs/proc/task_mmu.c, seq_path).
     path = _OCTAL.sub(lambda m: bytes([int(m[1], 8) & 0xFF]) if m[1] == b"012" else m[0], path[:MAX_TEXT])
     return Mapping(
         start=int(start, 16),
@@ -200,7 +200,7 @@ def parse_cmdline(data: bytes, limit: int = MAX_ARGUMENTS) -> list[bytes]:
 
 
 def clean_text(data: bytes | str, limit: int = MAX_TEXT) -> str:
-    """Returns the text of a target as ``escape`` writes it: one line, at most ``limit`` characters."""
+    """Returns a text from a target as one line of at most ``limit`` characters, escaped by ``escape``."""
     return escape(data, limit)
 
 

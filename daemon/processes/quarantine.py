@@ -1,4 +1,4 @@
-"""Keeps processes in quarantine: they are not read for a while, because an earlier read did not end."""
+"""Keeps processes in quarantine. A process in quarantine is not read, because an earlier read did not end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from probing.daemon.backoff import doubled
 
 __all__ = ("Quarantine", "Quarantines")
 
-# The longest quarantine, s. Each quarantine in a row of a process lasts twice as long as the one before.
+# The longest quarantine, s. Each consecutive quarantine of a process lasts twice as long as the one before.
 MAX_QUARANTINE_S = 480.0
 MAX_QUARANTINED = 4_096
 _log = logging.getLogger(__name__)
 
 
 class Quarantine(NamedTuple):
-    """A process in quarantine, after the request ``op``. ``since`` and ``until``: CLOCK_MONOTONIC s; ``times``: the
-    number of quarantines in a row.
+    """The quarantine of a process that did not answer the request ``op``. ``since`` and ``until`` are CLOCK_MONOTONIC
+    seconds; ``times`` is the number of consecutive quarantines.
     """
 
     pid: int
@@ -33,7 +33,7 @@ class Quarantine(NamedTuple):
 
 
 class Quarantines:
-    """The quarantined processes, at most 4,096; the oldest are dropped. Safe for any thread."""
+    """The quarantined processes, at most 4,096: beyond this, the oldest entry is dropped. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,13 +47,15 @@ class Quarantines:
             raise TargetTimeout(f"process {pid} is in quarantine because an earlier read did not end ({held.op})")
 
     def seconds_left(self, pid: int, start_ns: int) -> float:
-        """Returns the seconds until the end of the process's quarantine; 0: it is not in quarantine."""
+        """Returns the seconds until the end of the process's quarantine; 0 if the process is not in quarantine."""
         with self._lock:
             held = self._held.get((pid, start_ns))
         return max(0.0, held.until - time.monotonic()) if held is not None else 0.0
 
     def add(self, pid: int, start_ns: int, op: str, first_s: float) -> None:
-        """Starts a quarantine, or replaces the last one by a longer one; the first lasts ``first_s`` seconds."""
+        """Starts a quarantine. The first quarantine of a process lasts ``first_s`` seconds, each consecutive quarantine
+        twice as long as the one before, up to MAX_QUARANTINE_S.
+        """
         now = time.monotonic()
         with self._lock:
             before = self._held.pop((pid, start_ns), None)

@@ -1,9 +1,12 @@
 """Decides the rank of a trainer, from all evidence about the trainer and the other trainers of its run.
 
-The evidence is tried in this order, and the first that names a rank counts: RANK and WORLD_SIZE in libc's ``environ``
-now (``environment``), or at exec (``exec``); the communicator that spans the job (``communicator``); variables of Slurm
-and MPI (``scheduler``), if they differ between all trainers, since spawned processes inherit them; the process's title
-(``title``) and its arguments (``arguments``); the state of Python modules (``module``).
+The evidence is tried in this order, and the first evidence that names a rank counts:
+
+* RANK and WORLD_SIZE in libc's ``environ`` now (``environment``), or at exec (``exec``).
+* The communicator that spans the job (``communicator``).
+* Variables of Slurm and MPI (``scheduler``), if all trainers have different ranks. Equal ranks were inherited.
+* The process's title (``title``) and its arguments (``arguments``).
+* The state of Python modules (``module``).
 
 torch calls the group of the whole job ``default_pg``. NCCL's pairs for send and receive have this name as well, so the
 largest group counts. A communicator with another name spans the job if its ranks are exactly the trainers of a run on
@@ -48,7 +51,7 @@ class Membership(NamedTuple):
 
 
 class SpanningCommunicators:
-    """Registers the communicators of processes. Not safe for two threads."""
+    """Registers the communicators of processes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._of: dict[ProcessKey, dict[str, Membership]] = {}
@@ -67,7 +70,7 @@ class SpanningCommunicators:
         if membership.comm not in known and len(known) + len(several) >= _MAX_OF_A_PROCESS:
             return False
         if membership.comm in known and known[membership.comm].rank != membership.rank:
-            # A JAX process has a rank for each of its devices: none of them is the rank of the process.
+            # A JAX process has a rank for each of its devices. None of these is the rank of the process.
             self._several.setdefault(key, set()).add(membership.comm)
             del known[membership.comm]
             return True
@@ -85,10 +88,11 @@ class SpanningCommunicators:
         return bool(self._of)
 
     def ranks_of(self, key: ProcessKey, trainers: Collection[ProcessKey], *, one_node: bool) -> Ranks | None:
-        """Returns rank and size of a process in its largest communicator that spans the job; None if there is none.
+        """Returns rank and size of a process in its largest communicator that spans the job; None without such a
+        communicator.
 
-        ``trainers``: all trainers of its run on this node, also dead ones. ``one_node``: the job has no trainers on
-        other nodes.
+        ``trainers``: all trainers of the run on this node, including dead trainers. ``one_node``: the job has no
+        trainers on other nodes.
         """
         return self.of_run(trainers).ranks_of(key, one_node=one_node)
 
@@ -98,8 +102,8 @@ class SpanningCommunicators:
 
 
 class RunCommunicators:
-    """The communicators of the trainers of a run, until another one is noted. Each is looked through once, however many
-    trainers ask for their rank. ``of``: the memberships of each process.
+    """The communicators of the trainers of a run, valid until another communicator is noted. Each communicator is
+    examined once, however many trainers ask for their rank. ``of``: the memberships of each process.
     """
 
     def __init__(self, of: Mapping[ProcessKey, Mapping[str, Membership]], trainers: Collection[ProcessKey]) -> None:
@@ -109,7 +113,7 @@ class RunCommunicators:
         for key in trainers:
             for comm, membership in of.get(key, {}).items():
                 self._members[comm][key] = membership
-        # Communicators in which two trainers of the run have the same rank: these belong to another job.
+        # Communicators in which two trainers of the run have the same rank. They do not span the job.
         self._doubled = {
             comm for comm, found in self._members.items() if len({own.rank for own in found.values()}) < len(found)
         }
@@ -125,8 +129,8 @@ class RunCommunicators:
         return next((ranks for comm, ranks in self._free if key not in self._members[comm]), None) if one_node else None
 
     def _left_over(self, comm: str) -> tuple[str, Ranks] | None:
-        """Returns the only free rank of a communicator that has all trainers except one; None for any other
-        communicator.
+        """Returns ``comm`` and the ranks of the trainer outside of it, if all trainers but one belong to ``comm``; None
+        for any other communicator.
         """
         found = self._members[comm]
         alone = comm not in self._doubled and len(found) == self._count - 1
@@ -147,7 +151,7 @@ SOURCES = ("environment", "exec", "communicator", "scheduler", "title", "argumen
 
 
 class ModuleState(NamedTuple):
-    """The rank that Python modules of a process contain. ``coordinator``: "HOST:PORT" where the job's ranks meet, or
+    """The ranks that Python modules of a process contain. ``coordinator``: "HOST:PORT" where the job's ranks meet, or
     empty.
     """
 
@@ -156,7 +160,7 @@ class ModuleState(NamedTuple):
 
 
 class Ranking:
-    """The evidence for the ranks of processes. Not safe for two threads."""
+    """The evidence for the ranks of processes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._communicators = SpanningCommunicators()
@@ -178,13 +182,14 @@ class Ranking:
         self._modules.pop(key, None)
 
     def run(self, peers: Mapping[ProcessKey, Facts]) -> RunEvidence:
-        """Returns the evidence about a run. ``peers``: all its trainers on this node, also dead ones."""
+        """Returns the evidence about a run. ``peers``: all trainers of the run on this node, including dead ones."""
         return RunEvidence(peers, self._communicators)
 
     def ranks(self, facts: Facts, run: RunEvidence | None, *, one_node: bool) -> Ranks | None:
         """Returns the ranks of a trainer with their source; None if no evidence names them.
 
-        ``run``: None while its run is unknown. ``one_node``: the job has no trainers on other nodes.
+        ``run``: the evidence about the trainer's run, None while the run is unknown. ``one_node``: the job has no
+        trainers on other nodes.
         """
         named = ranks_of(facts.environ, facts.current)
         if named is not None and named.certain:
@@ -193,7 +198,8 @@ class Ranking:
         seen = run.communicators.ranks_of(facts.key, one_node=one_node)
         if named is not None and not run.distinct:
             named = None
-        # If a Slurm step has several trainings, each training has communicators of its own.
+        # A Slurm step may run several training jobs, each with communicators of its own. A communicator that is smaller
+        # than the scheduler's world size does not count.
         if seen is not None and (named is None or seen.world_size >= named.world_size):
             return seen._replace(source="communicator")
         if named is None and (place := run.by_place(facts, one_node)) is not None:
@@ -203,8 +209,8 @@ class Ranking:
 
 
 class RunEvidence:
-    """What the trainers of a run say together, as long as nothing new is noted. Each is looked at once, however many
-    of them are ranked.
+    """The combined evidence of the trainers of a run, valid until something new is noted. Each trainer is examined
+    once, however many trainers are ranked.
     """
 
     def __init__(self, peers: Mapping[ProcessKey, Facts], spanning: SpanningCommunicators) -> None:
@@ -217,14 +223,14 @@ class RunEvidence:
 
     @cached_property
     def distinct(self) -> bool:
-        """Whether all trainers have different ranks in the scheduler's variables. Equal ranks are inherited from the
-        process that the scheduler started.
+        """Whether all trainers have different ranks in the scheduler's variables. Trainers with equal ranks inherited
+        them from the process that the scheduler started.
         """
         ranks = [named.rank for facts in self._peers.values() if (named := ranks_of(facts.environ)) is not None]
         return len(ranks) == len(set(ranks)) == len(self._peers)
 
     def by_place(self, facts: Facts, one_node: bool) -> Ranks | None:
-        """Returns the ranks that titles or arguments give a trainer."""
+        """Returns the ranks of a trainer according to the titles or arguments of the run's trainers, or None."""
         for source, place_of in _PLACES:
             own = place_of(facts.cmdline)
             if own is None or (own.kind == "local_rank" and not one_node):
@@ -237,7 +243,7 @@ class RunEvidence:
         return None
 
     def _grid(self, source: str, place_of: Callable[[tuple[str, ...]], Place | None]) -> tuple[bool, Grid | None]:
-        """Returns whether all trainers have a place, and the grid of the places."""
+        """Returns whether all trainers of the run have a place, and the grid of these places."""
         if source not in self._places:
             places = [place for peer in self._peers.values() if (place := place_of(peer.cmdline)) is not None]
             self._places[source] = len(places) == len(self._peers), grid_of(places)

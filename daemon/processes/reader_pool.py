@@ -1,8 +1,8 @@
 """Sends requests to reader processes, each with a deadline. A target whose read did not end is put in quarantine.
 
-``call_each`` reads many processes at once from a single thread, and a slow or failed read delays no other read. A
-thread for each process would wait longer for its turn than the readers need. ``ask_each`` uses threads, for processes
-that need several requests each.
+``call_each`` reads many processes at once from a single thread, and a slow or failed read delays no other read. It uses
+no thread for each process, because waiting for a thread to be scheduled would take longer than the read. ``ask_each``
+uses threads, for processes that need several requests each.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from probing.daemon.processes.quarantine import Quarantine, Quarantines
 __all__ = ("GRACE_S", "PATIENCE_S", "Failure", "ReaderPool", "ask_each", "payload_of", "seconds_left")
 
 QUARANTINE_S = 30.0
-# The first quarantine of a target, s, if the caller set a ``patience`` or the reader was not blocked: the target may
-# only have been swapped out, or the machine may be busy.
+# The seconds of the first quarantine of a target if the caller set a ``patience`` or the reader was not blocked. It is
+# short, because the target may only have been swapped out, or the machine may be busy.
 SHORT_QUARANTINE_S = 2.0
 # The interval at which a reader that has not answered in time is checked for progress, s.
 _LOOK_S = 0.1
-# A reader that runs, or waits for a CPU, gets this many further timeouts: a new reader would take longer to start.
+# A reader that runs, or waits for a CPU, may take this many further timeouts: starting a new reader would take longer.
 _EXTRA = 2
 _MAX_STAT = 4096
-# The time for the transfer of a reader's answer, in addition to the time for reading a process, s.
+# The seconds after the deadline in which a reader's answer may still be transferred.
 _MARGIN_S = 0.05
-# A usual ``patience``, s: a reader takes about 1 ms for a process, and a blocked reader must not delay other requests.
+# A usual ``patience``, s. A reader takes about 1 ms for a process, and a blocked reader must not delay other requests.
 PATIENCE_S = 0.04
-# A reader keeps the deadline itself. If it does not, it is given up this much later, s, and its target is quarantined.
+# A reader itself stops at the deadline. If it does not, it is given up this many seconds later, and its target is
+# quarantined.
 GRACE_S = 1.0
 _HINT = "ask for fewer processes, or wait longer"
 _Key = tuple[int, int]
@@ -50,8 +51,8 @@ _Ask = Callable[[], Header]
 
 
 class _Blocked(ChannelTimeout):
-    """Raised when a reader neither runs nor waits for a CPU. ``patient``: the caller had set a ``patience``, which is
-    over.
+    """Raised when a reader neither runs nor waits for a CPU. ``patient``: the caller set a ``patience``, which has
+    elapsed.
     """
 
     def __init__(self, *, patient: bool) -> None:
@@ -60,7 +61,7 @@ class _Blocked(ChannelTimeout):
 
 
 class ReaderPool:
-    """Reads targets through ``size`` reader processes at ``socket_path``. Safe for any thread."""
+    """Reads targets through up to ``size`` reader processes, which ``socket_path`` starts. Thread-safe."""
 
     def __init__(self, socket_path: str, size: int = 3, *, quarantine_s: float = QUARANTINE_S) -> None:
         self.size = size
@@ -84,8 +85,8 @@ class ReaderPool:
         """Sends a request to a reader (``confined/reader.py`` lists the ops). The caller owns the answer's descriptors.
 
         ``timeout`` in seconds includes the wait for a free reader. A blocked reader is given up after ``patience``
-        seconds. Without a patience, a reader that is slow, but not blocked, gets three times the timeout. ``pid`` 0 is
-        for requests about many processes. Raises ProcessGone, TargetTimeout (at once while the target is in
+        seconds. Without a patience, a reader that is slow, but not blocked, gets three times the timeout. ``pid`` is 0
+        in requests about many processes. Raises ProcessGone, TargetTimeout (at once while the target is in
         quarantine), another TargetError, PrivilegeError, or InternalError if no reader can be started.
         """
         ((_, answer),) = self._round(op, {(pid, start_ns): lambda: args}, timeout, patience)
@@ -96,9 +97,9 @@ class ReaderPool:
     def call_each(
         self, op: str, asks: Mapping[_Key, _Ask], *, timeout: float, patience: float
     ) -> Iterator[tuple[_Key, Message | ProbingError]]:
-        """Makes ``call`` for many processes (pid, start_ns) at once: yields each process with its answer or error.
+        """Makes ``call`` for many processes at once. Yields each process (pid, start_ns) with its answer or error.
 
-        The functions in ``asks`` return the further arguments of each request; they are called when a reader is free.
+        Each function in ``asks`` returns the further arguments of a request. It is called when a reader is free.
         Answers come in the order of their arrival.
         """
         return self._round(op, asks, timeout, patience)
@@ -108,7 +109,7 @@ class ReaderPool:
         return self._quarantines.current()
 
     def quarantine_s(self, pid: int, start_ns: int) -> float:
-        """Returns the seconds until the end of a target's quarantine; 0: it is not in quarantine."""
+        """Returns the seconds until the end of a target's quarantine; 0 if the target is not in quarantine."""
         return self._quarantines.seconds_left(pid, start_ns)
 
     def forget(self, pid: int, start_ns: int) -> None:
@@ -133,7 +134,7 @@ class ReaderPool:
                 if isinstance(answer, Message):
                     self._quarantines.end(*key)
                 elif isinstance(answer, ChannelClosed) and key[0]:
-                    # The process ended two readers: it would end them all, one by one.
+                    # Two readers ended while they read this process. Without a quarantine, more readers would end.
                     self._quarantines.add(*key, op, min(SHORT_QUARANTINE_S, self._quarantine_s))
                 yield key, answer
 
@@ -153,8 +154,9 @@ class ReaderPool:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request in progress. ``look``: when its reader is checked for progress next; ``last``: when it is given up even
-    if the reader runs. Both are on time.monotonic(). ``again``: this is the second try.
+    """A request in flight. ``look``: the time of the next check whether the reader makes progress. ``last``: the time
+    after which the request is given up even if the reader runs. Both are times of time.monotonic(). ``again``: this is
+    the second try.
     """
 
     key: _Key
@@ -168,8 +170,8 @@ class _Asked:
 class _Round:
     """One call of ``call_each``: yields each process once with its answer or error, in the order of arrival.
 
-    ``deadline`` is on time.monotonic(). The error is _Blocked if a reader is blocked for ``patience`` seconds, or,
-    without a patience, at the deadline.
+    ``deadline`` is a time of time.monotonic(). The error is _Blocked if a reader is blocked for ``patience`` seconds
+    or, without a patience, still blocked after the deadline.
     """
 
     def __init__(self, pool: Pool, op: str, asks: Mapping[_Key, _Ask], deadline: float, patience: float | None) -> None:
@@ -179,7 +181,7 @@ class _Round:
         self._waiting = deque((key, False) for key in asks)
         self._deadline = deadline
         self._patient = patience is not None
-        # The reader is checked twice within the patience: if it has not run between the checks, it is blocked.
+        # A reader is checked twice within the patience. If it has not run between the checks, it is blocked.
         self._look_s = _LOOK_S if patience is None else patience / 2
         self._busy: dict[int, _Asked] = {}
         self._readable = select.poll()
@@ -248,7 +250,7 @@ class _Round:
                 yield asked.key, ChannelTimeout("no answer in time")
 
     def _failed(self, asked: _Asked, error: ProbingError) -> ProbingError | None:
-        """Returns the error to yield; None: the request is sent again, since a reader can be killed at any time."""
+        """Returns the error to yield, or None if the request is sent again: a reader can be killed at any time."""
         if not isinstance(error, (ChannelClosed, ChannelTimeout)):
             self._pool.release(asked.reader)
             return error
@@ -290,7 +292,8 @@ class _Progress:
         return switches if stat.state in "DS" else None
 
     def _switches(self) -> int:
-        # The number of times that the reader was scheduled changes at each run; its CPU time is counted in ticks.
+        # The number of times that the reader was scheduled. Unlike its CPU time, which is counted in ticks, this number
+        # changes at each run.
         return int(self._path.with_name("schedstat").read_text().split()[2])
 
 
@@ -308,7 +311,7 @@ def ask_each(
     """Calls ``ask(pid, start_ns)`` for each target in the threads of ``pool``. Returns all rows, and the targets that
     failed.
 
-    ``deadline`` is on time.monotonic(); ``what`` names the rows in the message of a timeout.
+    ``deadline`` is a time of time.monotonic(); ``what`` names the rows in the message of a timeout.
     """
     asked = [(t, pool.submit(ask, *t)) for t in dict.fromkeys(targets)]
     rows: list[_Row] = []
@@ -341,7 +344,7 @@ def _outcome(target: _Key, future: Future[list[_Row]], deadline: float, what: st
 
 
 def payload_of(kind: type[_T], answer: Message) -> _T:
-    """Returns the JSON in the payload of a reader's answer as a ``kind``. Raises InternalError for another payload."""
+    """Returns the JSON payload of a reader's answer, converted to ``kind``. Raises InternalError if it does not fit."""
     try:
         return typed_json(kind, answer.payload)
     except ValueError as e:

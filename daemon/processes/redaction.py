@@ -1,7 +1,7 @@
 """Removes likely secrets from command lines and other text before it is stored.
 
-The name before a value decides: in options, assignments, JSON and Python literals, headers and URLs. Where a value has
-no clear end, everything after it is removed.
+The name before a value decides whether the value is a secret: in options, assignments, JSON and Python literals,
+headers and URLs. Where a value has no clear end, the rest of the text is removed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from probing.daemon.processes.procfs import clean_text
 __all__ = ("command_text", "names_secret", "redacted", "takes_secret")
 
 MAX_COMMAND = 1_024
-# The most characters of an argument that are read and shown.
+# The maximum number of characters of an argument that are read and shown.
 MAX_ARGUMENT = 2 * MAX_COMMAND
 HIDDEN = "***"
 # Words that also count at the end of a longer word, as in dbpassword, hftoken, myapikey.
@@ -33,24 +33,26 @@ _KEY_OF = (
     r"|hash|module|param|layer|query|value|public|host|hot|dim|config|order|id|by|per|rng|prng|random|dropout|init|attn"
     r"|attention|kv|past)[-_. ])[a-z0-9]+[-_. ]key"
 )
-# What may follow such a word, as in API_KEY_2 and token_value; --max-tokens, --tokenizer and --keyboard do not match.
+# What may follow one of these words, as in API_KEY_2 and token_value. --max-tokens, --tokenizer and --keyboard do not
+# match.
 _AFTER = r"(?:[-_. ]?\d+|[-_. ](?:value|string|str|text|b64|base64))?"
 _NAME = re.compile(rf"(?:(?:{_GLUED})|^-*pass|(?:^|[^a-z0-9])(?:{_WORDS})|{_KEY_OF}){_AFTER}[\])]*$", re.IGNORECASE)
-# Names such as pad_token mean tokens of a text, which are not secret.
+# Names such as pad_token are about the tokens of a text, which are not secret.
 _OF_TEXT = re.compile(
     r"(?:^|[-_.])(?:bos|cls|eos|eot|image|mask|next|pad|prev|sep|special|start|stop|unk)[-_.]token$", re.IGNORECASE
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATOR = re.compile(r"=>|[=:]")
 _QUOTE = re.compile(r"\s{0,8}(\\*)([\"'])")
-# A value without quotes ends at a blank; in brackets it extends to the end.
+# A value without quotes ends at a blank. If it begins with a bracket, it extends to the end of the text.
 _BARE = re.compile(r"\s{0,8}(?:[\[{(].*|[^\s&\"']+)", re.DOTALL)
 _ENDS_NAME = frozenset("=:&?,;\"'{}\\\t\n")
 MAX_NAME = 64
-# Names whose values contain blanks and punctuation, and extend to the end of the line.
+# Names whose values may contain blanks and punctuation. Such a value extends to the end of the line.
 _TO_THE_END = re.compile(r"(?:authorization|cookies?)$", re.IGNORECASE)
 _OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,127})(\s+)(?!-)(?:\"[^\"]*\"?|'[^']*'?|\S+)")
-# Numbers after -p are no password: -p is a password for database clients, but a port for ssh, docker and others.
+# A number after -p is not a password: database clients take a password after -p, but ssh, docker and others take a
+# port.
 _NUMBERS = re.compile(r"[\d:.,/-]*")
 _ATTACHED = re.compile(r"(?<!\S)-p(?=[a-z-]*[^a-z\s-])(?!\d[\d:./-]*(?!\S))\S+")
 _IN_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^\s/]+@")
@@ -63,8 +65,8 @@ _TOKEN = re.compile(
 
 
 def command_text(cmdline: Sequence[str]) -> str:
-    """Returns the arguments joined by blanks, with ``***`` for values of secret-looking names, at most 1024
-    characters.
+    """Returns the arguments joined by blanks, cut at 1024 characters, with ``***`` for values of secret-looking names
+    and for tokens.
     """
     shown: list[str] = []
     option, size = "", 0
@@ -151,7 +153,10 @@ def _name_before(text: str, end: int, start: int) -> str:
 
 
 def _end_of_quoted(text: str, at: int, depth: int, quote: str) -> int:
-    """Returns the end of a quoted value: after the next quote with ``depth`` backslashes, like the opening quote."""
+    """Returns where a quoted value ends: after the next quote that has ``depth`` backslashes before it, as the opening
+    quote has. If ``depth`` is 0, any even number of backslashes counts. Without such a quote, the value extends to the
+    end of the text.
+    """
     while (found := text.find(quote, at)) >= 0:
         escapes = found - len(text[at:found].rstrip("\\")) - at
         at = found + 1

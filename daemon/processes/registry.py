@@ -22,10 +22,11 @@ from probing.daemon.source import Identity, ProcessKey
 __all__ = ("MAX_DEAD", "MAX_OF_OWNER", "Process", "Registry", "settled")
 
 MAX_DEAD = 4_096
-# The most live processes of one owner that are watched, and the most whose facts are kept: all of them are weighed at
-# each change of one. A node of 16 GPUs has 16 ranks with 32 data loaders each.
+# The maximum number of watched live processes of one owner, and of live processes of one owner whose facts are kept. A
+# limit is needed, because each change of a process examines the facts of all processes. A node of 16 GPUs has 16 ranks
+# with 32 data loaders each.
 MAX_OF_OWNER = 2_048
-# Sources of ranks that are evaluated anew each time, since their evidence is kept with the facts.
+# Sources of ranks that are evaluated anew each time, because their evidence is kept with the facts.
 _FROM_ENVIRON = ("environment", "exec", "scheduler", "")
 _VERSION = re.compile(r"python([23]\.[0-9]{1,2})")
 
@@ -53,8 +54,8 @@ class Process:
 
 
 class Registry:
-    """The processes of the node. Not safe for two threads, except ``get`` and ``newest``. ``boot_id``: the boot from
-    which start times count.
+    """The processes of the node. Not thread-safe, except ``get`` and ``newest``. ``boot_id``: the boot since which
+    start times are counted.
     """
 
     def __init__(self, node: str, boot_id: str) -> None:
@@ -73,7 +74,8 @@ class Registry:
         self._replaced: set[ProcessKey] = set()
         self._pythons: dict[ProcessKey, str] = {}
         self._train_tids: dict[ProcessKey, int] = {}
-        # Of one assignment of identities: the evidence about each run, and the newest trainer below each process.
+        # Computed for each assignment of identities: the evidence about each run, and the newest trainer below each
+        # process.
         self._evidence: dict[tuple[str, str], RunEvidence] = {}
         self._below: dict[ProcessKey, Process] = {}
         # The pids of ``alive``; None once they may have changed.
@@ -83,7 +85,7 @@ class Registry:
         return key in self._facts and not self._gone(key)
 
     def live(self) -> list[Process]:
-        """Returns the live processes in an order in which the owners take turns: reading only the first N is fair."""
+        """Returns the live processes. Those of different owners alternate: the first N are then a fair choice."""
         live = [process for process in self._watched.values() if not process.ended]
         return in_turn(live, lambda process: process.identity.owner)
 
@@ -94,13 +96,13 @@ class Registry:
         return [*self.live(), *lost]
 
     def get(self, key: ProcessKey) -> Process | None:
-        """Returns a watched process, or None. For any thread: the first map is read again, because a process may move
-        between the two maps meanwhile.
+        """Returns a watched process, or None. Thread-safe: ``_watched`` is read again at the end, because the process
+        may have moved from ``_dead`` to ``_watched`` meanwhile.
         """
         return self._watched.get(key) or self._dead.get(key) or self._watched.get(key)
 
     def newest(self, pid: int) -> Process | None:
-        """Returns the last watched process with this pid, dead or alive. For any thread."""
+        """Returns the last watched process with this pid, dead or alive. Thread-safe."""
         return self._newest.get(pid)
 
     def facts_of(self, key: ProcessKey) -> Facts | None:
@@ -111,7 +113,7 @@ class Registry:
         return self._gone(key) or (key in self._dead and key not in self._restored)
 
     def alive(self) -> list[ProcessKey]:
-        """Returns all live processes, watched or not, and the restored processes that have not been listed since."""
+        """Returns all live processes with facts, watched or not, and the restored processes that were not read yet."""
         return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
     def lives(self, pid: int) -> bool:
@@ -121,9 +123,10 @@ class Registry:
         return pid in self._pids
 
     def update(self, found: Iterable[Facts]) -> list[Process]:
-        """Adds facts of processes, and leaves out new processes of an owner who has MAX_OF_OWNER already; any number of
-        other Pythons keeps no process with a framework out. Returns the processes with a new identity, the oldest
-        first.
+        """Adds facts of processes. Returns the processes with a new identity, the oldest first.
+
+        New processes of an owner who already has MAX_OF_OWNER are left out. For a process with a framework only watched
+        processes count, so that other Pythons of the owner cannot keep it out.
         """
         self._pids = None
         known = Counter(facts.owner for key, facts in self._facts.items() if not self._gone(key))
@@ -145,7 +148,7 @@ class Registry:
             if process is not None:
                 process.ranks, process.backends = None, set()
                 if process.identity.role == "launcher":
-                    # A rank that was read between fork and exec had the program of its launcher.
+                    # A rank that was read between fork and exec looked like its launcher, so the role is reset.
                     process.identity = process.identity._replace(role="other")
             return replace(facts, ancestors=before.ancestors or facts.ancestors) if before is not None else facts
         if before is None:
@@ -155,7 +158,9 @@ class Registry:
         return facts.after(before) if before is not None else facts
 
     def _owner_changed(self, key: ProcessKey, before: int) -> None:
-        """Releases the job name that a process had before it gave up root's rights, unless other processes have it."""
+        """Releases the job name that a process got under its earlier owner, unless other trainers of this owner use the
+        name. The owner changes, for example, when a process gives up root's rights.
+        """
         self._runs.ended(key)
         process = self._watched.get(key)
         if process is None:
@@ -172,7 +177,7 @@ class Registry:
         return Facts(*facts.key, environ={name: str(environ[name]) for name in ALLOWED_NAMES & environ.keys()})
 
     def note_backends(self, key: ProcessKey, backends: Iterable[str]) -> list[Process]:
-        """Adds collective backends that a process uses, which prove that it is in a process group."""
+        """Adds collective backends that a process uses. They prove that the process is in a process group."""
         facts = self._facts.get(key)
         names = frozenset(f"pt_{name}" for name in backends)
         if facts is None or names <= facts.threads:
@@ -184,7 +189,9 @@ class Registry:
         return self._assign()
 
     def note_membership(self, key: ProcessKey, membership: Membership) -> list[Process]:
-        """Adds a communicator of a process. If it spans the job, it gives a rank that the environment lacks."""
+        """Adds a communicator of a process. If the communicator spans the job, it gives a rank that the environment
+        lacks.
+        """
         return self.note_memberships([(key, membership)])
 
     def note_memberships(self, found: Iterable[tuple[ProcessKey, Membership]]) -> list[Process]:
@@ -201,7 +208,7 @@ class Registry:
         return self._assign()
 
     def note_thread(self, key: ProcessKey, tid: int) -> list[Process]:
-        """Sets the thread of a process that trains."""
+        """Sets which thread of a process trains."""
         if self._train_tids.get(key) == tid or key not in self._watched:
             return []
         self._train_tids[key] = tid
@@ -225,7 +232,7 @@ class Registry:
         return [process]
 
     def end(self, key: ProcessKey) -> Process | None:
-        """Marks a process as ended. Returns it if it was watched and alive."""
+        """Marks a process as ended. Returns the process if it was watched and alive."""
         if key in self._facts or key in self._restored:
             self._pids = None
         self._runs.ended(key)
@@ -246,7 +253,9 @@ class Registry:
         return process
 
     def restore(self, detail: Mapping[str, Any], process: Process, *, ended: bool) -> None:
-        """Adds a process that an earlier daemon of this boot watched; it counts as dead until it is listed again."""
+        """Adds a process that an earlier daemon of this boot watched. Unless ``ended``, it counts as alive, but its
+        identity is kept with the dead processes until the process is read again.
+        """
         if not ended:
             self._restored[process.key] = detail
             self._pids = None
@@ -256,7 +265,7 @@ class Registry:
         self._bury(process)
 
     def replaced(self, key: ProcessKey) -> None:
-        """Drops the facts of a process's earlier program, since it called exec."""
+        """Notes that a process called exec. Facts of its earlier program are dropped now or at the next read."""
         self._pythons.pop(key, None)
         self._train_tids.pop(key, None)
         if key in self._facts:
@@ -267,7 +276,7 @@ class Registry:
         return process is not None and process.ended
 
     def _bury(self, process: Process) -> None:
-        # Thousands of dead processes are kept, so their facts are dropped, except for the identity.
+        # Thousands of dead processes are kept, so most of their facts are dropped. The identity stays.
         facts = process.facts
         process.facts = Facts(facts.pid, facts.start_ns, facts.ppid, facts.uid, facts.owner)
         self._dead[process.key] = process
@@ -281,7 +290,7 @@ class Registry:
                 del self._newest[key[0]]
 
     def _forget_unrelated(self) -> None:
-        """Moves dead processes on which no role of a live process depends, and which no table shows, to ``_dead``."""
+        """Moves dead processes to ``_dead`` if no table shows them and no live process descends from them."""
         alive = [facts for key, facts in self._facts.items() if not self._gone(key)]
         needed = {(pid, start) for facts in alive for pid, start, _ in facts.ancestors}
         needed |= {process.key for process in self.shown()}
@@ -297,7 +306,7 @@ class Registry:
             # A launcher stays a launcher after its ranks have ended.
             if process.identity.role == "launcher" and assigned.get(key) == "trainer":
                 assigned[key] = "launcher"
-            # A trainer that called exec, and runs a program of another kind now, trains no more.
+            # A trainer that called exec and now runs a program of another kind no longer trains.
             if process.identity.role == "trainer" and not process.ended:
                 assigned.setdefault(key, "other")
         order = sorted(assigned, key=lambda key: (key[1], len(self._facts[key].ancestors), key[0]))
@@ -316,7 +325,7 @@ class Registry:
         return sorted(changed, key=lambda process: process.key[::-1])
 
     def _look_through_runs(self) -> None:
-        """Collects once what concerns all trainers of a run, and all processes above a trainer."""
+        """Computes the evidence about each run, and the newest trainer below each process."""
         peers: dict[tuple[str, str], dict[ProcessKey, Facts]] = {}
         self._below = {}
         for key, process in self._watched.items():
@@ -364,7 +373,7 @@ class Registry:
         return process
 
     def _ranks(self, facts: Facts) -> Ranks | None:
-        """Returns rank, local rank and world size of a trainer by the best evidence of any reading so far."""
+        """Returns the ranks of a trainer according to the best evidence of all readings so far."""
         process, one_node, run = self._watched.get(facts.key), False, None
         if process is not None:
             run = self._evidence.get(_run_of(process))
@@ -423,8 +432,8 @@ class Registry:
         return f"{restarts_of(facts.environ)}-{anchor_of(self._boot_id, f'{facts.pid}:{facts.start_ns}')}"
 
     def _run_above(self, facts: Facts, job: Job) -> str | None:
-        """Returns the run of the rank that started a process, as Lightning's rank 0 does; None if no rank
-        started it.
+        """Returns the run of the rank that started a process; None if no rank started it. Lightning's rank 0 starts
+        other ranks.
         """
         for pid, start, _ in facts.ancestors:
             above = self._watched.get(ProcessKey(pid, start))
@@ -433,8 +442,8 @@ class Registry:
         return None
 
     def _leader(self, facts: Facts, role: str, assigned: Mapping[ProcessKey, str]) -> Process | None:
-        """Returns the process whose job a process shares: for a launcher its newest trainer, for a helper the trainer
-        above it.
+        """Returns the process whose job a process shares: for a launcher the newest trainer below it, for a helper the
+        nearest trainer above it, or else the nearest launcher above it.
         """
         if role == "launcher":
             return self._below.get(facts.key)
@@ -467,10 +476,11 @@ def _run_of(process: Process) -> tuple[str, str]:
 
 
 def settled(facts: Facts, process: Process | None) -> bool:
-    """Returns whether the identity of a process is final: then the process is not read again.
+    """Returns whether the identity of a process is final. A process with a final identity is not read again, until it
+    gets a new process group.
 
-    Ranks of a scheduler are not final, since the process may have inherited them from the process that the scheduler
-    started. When a process gets a new process group, it is read again.
+    Ranks from a scheduler's variables are not final, because the process may have inherited the variables from the
+    process that the scheduler started.
     """
     if process is None:
         return not facts.python

@@ -54,7 +54,7 @@ def interpreter_target(cmdline: tuple[str, ...]) -> tuple[str, str, tuple[str, .
 
 
 def _of_interpreter(words: list[str]) -> list[str]:
-    """Returns the command line from the name of the Python interpreter on."""
+    """Returns the command line of the Python interpreter, without a dynamic loader and its options before it."""
     if words and _LOADER.match(words[0]):
         del words[:1]
         while words and words[0].startswith("--"):
@@ -80,8 +80,9 @@ def launches(facts: Facts) -> bool:
 def roles(processes: Iterable[Facts]) -> dict[ProcessKey, str]:
     """Returns the role of each watched process; other processes are left out.
 
-    A process is watched if it is a Python that maps torch, NCCL or jaxlib or has the variables of a rank, a helper of
-    such a Python, or a launcher. A launcher that is no Python is watched only when a watched process descends from it.
+    A process is watched if it maps torch, NCCL or jaxlib; if it is a Python process with the environment variables of a
+    rank; if it is a Python helper of a trainer, such as a data loader; or if it is a launcher. A launcher that is not a
+    Python process is watched only if a watched process descends from it.
     """
     known = {facts.key: facts for facts in processes}
     assigned = _Assignment(known)
@@ -131,7 +132,7 @@ class _Assignment:
         return "trainer" if facts.framework or (ranks is not None and ranks.certain) else "other"
 
     def _trainer_above(self, facts: Facts) -> Facts | None:
-        # If a launcher is between the two, the process is a rank of that launcher.
+        # If a launcher is between the process and a trainer, the process is a rank of that launcher.
         for above in self.ancestors(facts):
             role = self.role.get(above.key)
             if role in ("trainer", "launcher"):
@@ -139,10 +140,11 @@ class _Assignment:
         return None
 
     def _below(self, facts: Facts, above: Facts, ranks: Ranks | None) -> str:
-        """Returns the role of a process below a trainer: the real trainer below a wrapper, a data loader, or another
-        helper.
+        """Returns the role of a process below a trainer: trainer (if ``above`` is only a wrapper, or the process is
+        another rank), data_loader, or other.
         """
-        # Lightning's rank 0 starts each other rank with its own command. A forked process has no threads of a group.
+        # Lightning's rank 0 starts the other ranks with its own command line. A process that is only a fork has no
+        # threads of a process group.
         again = _runs(facts) == _runs(above) and not (ranks and ranks.same(self.ranks[above.key]))
         if facts.in_group and (again or not above.in_group):
             return "trainer"
@@ -155,9 +157,10 @@ class _Assignment:
         return "other"
 
     def promote_parents(self) -> None:
-        """Gives the role launcher to parents of trainers that do not train: callers of ``mp.spawn``, and wrappers.
+        """Gives the role launcher to ancestors of trainers that do not train themselves: callers of ``mp.spawn``, and
+        wrappers.
 
-        A Python without a framework becomes a launcher if it started trainers by multiprocessing, as the engine of an
+        A Python without a framework becomes a launcher if it started trainers with multiprocessing, as the engine of an
         inference server does.
         """
         for key in [key for key, role in self.role.items() if role == "trainer"]:
@@ -174,8 +177,8 @@ class _Assignment:
         return next((self.known.get(ProcessKey(pid, start)) for pid, start, _ in facts.ancestors[:1]), None)
 
     def _started(self, key: ProcessKey, parent: Facts) -> bool:
-        """Returns whether multiprocessing started a trainer. A title hides the arguments that show this, so a trainer
-        with a title counts as started so.
+        """Returns whether multiprocessing started a trainer. A title hides the arguments that would show this, so every
+        trainer with a title counts as started by multiprocessing.
         """
         facts = self.known[key]
         return _forked(facts, parent) or _spawned(facts) or self.titles[key] == "trainer"

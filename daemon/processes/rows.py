@@ -1,4 +1,4 @@
-"""Builds rows of process.events, process.processes and process.envs; and restores processes of this boot from rows that
+"""Builds rows of process.events, process.processes and process.envs, and restores processes of this boot from rows that
 an earlier daemon stored.
 """
 
@@ -110,8 +110,8 @@ def detail_of(process: Process, boot_id: str) -> str:
 
 
 def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tuple[Mapping[str, Any], Process] | None:
-    """Returns the detail ``text``, which ``detail_of`` wrote, and its process; None if it is malformed or of another
-    boot.
+    """Returns the detail in ``text``, which ``detail_of`` wrote, and its process; None if the detail is malformed or
+    from another boot.
     """
     try:
         detail = json.loads(text) if len(text) <= MAX_DETAIL else None
@@ -137,7 +137,7 @@ def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tup
     return detail, Process(facts, identity, source, ranks, container, pod, str(detail.get("command", "")), python)
 
 
-# Makes one number of pid and start: two processes have the same one by a chance of 1 in 2^64.
+# Mixes pid and start time into one number. Two processes get the same number with a probability of 1 in 2^64.
 _MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
 # Columns of process.events that ``stored_processes`` needs.
 RESTORED = ("pid", "start_ns", "event", "detail", "ts")
@@ -157,10 +157,10 @@ def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str
 
 def _newest(rows: pa.Table) -> tuple[list[tuple[ProcessKey, str | None]], set[ProcessKey]]:
     """Returns (key, detail) of the newest event ``identified`` of each process, and the keys of the processes that
-    exited. Processes that live come last.
+    exited. Live processes come last.
 
-    There can be very many rows, so no Python object is made for most of them. pyarrow.compute is slow to import, see
-    ``integers``.
+    There can be very many rows, so no Python objects are made for most of them. pyarrow.compute is not used, because it
+    is slow to import, see ``integers``.
     """
     texts, codes = texts_and_indices(rows.column("event").unify_dictionaries().combine_chunks())
     number = {text: code for code, text in enumerate(texts)}
@@ -169,10 +169,10 @@ def _newest(rows: pa.Table) -> tuple[list[tuple[ProcessKey, str | None]], set[Pr
     identified = order[codes[order] == number.get("identified", -1)]
     exits = codes == number.get("exit", -1)
     mixed = starts.astype(np.uint64) * _MIX + pids.astype(np.uint64)
-    # A process whose identity changes all the time has very many rows.
+    # Only the latest row of each process is kept: a process whose identity changes all the time has very many rows.
     latest = np.unique(mixed[identified][::-1], return_index=True)[1]
     identified = identified[np.sort(len(identified) - 1 - latest)]
-    # Processes that live go before any number of newer ones that ended.
+    # If there are too many processes, ended processes are dropped first, even if they are newer than live processes.
     over = np.isin(mixed[identified], mixed[exits])
     known = np.concatenate([identified[over], identified[~over]])[-4 * MAX_DEAD :]
     gone = np.flatnonzero(exits & np.isin(pids, pids[known]))

@@ -1,11 +1,14 @@
 """Names the runs of a job: ``0-1a2b3c`` is the count of restarts and a suffix that keeps equal jobs apart.
 
-A job whose name is never reused (a Slurm step) needs only the count. A job on one node gets the suffix from its
-launcher (the nearest ancestor with that role). Without a launcher the suffix comes from the oldest process: a process
-joins a run with live members, unless its rank is taken there. slurmstepd, which runs a batch script, starts all
-trainings of the script, one after the other: a process joins the run whose members live. A job that spans nodes needs
-the same name on all nodes, and only the address of its master is equal on all: torchrun draws a new port for each start
-(c10d rendezvous), but with a fixed port, equal jobs in sequence share a run.
+A job whose name is never reused (a Slurm step) needs only the count of restarts. A job on one node gets the suffix from
+its launcher, the nearest ancestor with that role. Without a launcher the suffix comes from the oldest process of the
+run: each further process joins a run with live members, unless the run already had a process with its rank. slurmstepd,
+which runs a batch script, starts all training jobs of the script, one after the other, so it is not used as a launcher:
+a process joins the newest run with live members, whatever its rank.
+
+A job that spans nodes needs the same suffix on all nodes. The suffix comes from the address of the job's master, the
+only value that is equal on all nodes. torchrun draws a new port for each start (c10d rendezvous), but with a fixed
+port, consecutive equal jobs share a run.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ _LETTERS = 6
 
 @dataclass(slots=True)
 class _Run:
-    """A run of a job. ``taken``: the ranks of all processes of the run so far; ``live``: its live processes."""
+    """A run of a job. ``taken``: the ranks that its processes have or had; ``live``: its live processes."""
 
     name: str
     taken: set[int] = field(default_factory=set)
@@ -61,7 +64,7 @@ class Runs:
         self._enter(run, facts.key, rank)
 
     def ended(self, key: ProcessKey) -> None:
-        """Drops a process that ended, and runs without live processes, which no process can join any more."""
+        """Drops a process that ended, and runs without live processes: no process can join them any more."""
         for place, runs in list(self._of_job.items()):
             for run in runs:
                 run.live.discard(key)
@@ -72,8 +75,8 @@ class Runs:
                 del self._of_job[place]
 
     def _join(self, facts: Facts, place: tuple[str, str, str], rank: int | None, *, beside: bool) -> str:
-        """Returns the name of the run that a process joins or begins. ``beside``: it joins each run that lives,
-        whatever its rank."""
+        """Returns the name of the run that a process joins or begins. ``beside``: the process joins the newest run with
+        live members, whatever its rank."""
         runs = self._of_job.setdefault(place, [])
         for run in reversed(runs):
             if run.live and (beside or (rank is not None and rank not in run.taken)):

@@ -9,10 +9,11 @@ from probing.daemon.backoff import doubled
 
 __all__ = ("AGAIN_S", "Agenda", "next_look_s", "retry_s")
 
-# The times between the first reads of a Python, which may still become a trainer, s.
+# The pauses between the first reads of a Python, which may still become a trainer, s.
 AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
 RARELY_S, MAX_RARELY_S = 30.0, 120.0
-# The longest time between two reads of a process that is watched or has a framework, s: while it is young, and later.
+# The longest pause between reads of a process that is watched or has a framework, s. The first number is for the first
+# reads of the process, the second for later reads.
 NEAR_S, NEAR_LATER_S = 5.0, 15.0
 # The pause after a failed read of a process, s, at first and at most.
 RETRY_S, MAX_RETRY_S = 2.5, 300.0
@@ -49,8 +50,8 @@ class Agenda:
 
 
 def next_look_s(looks: int, *, near: bool) -> float:
-    """Returns the seconds until the next read of a process that was read ``looks`` times. ``near``: it is watched or
-    has a framework.
+    """Returns the seconds until the next read of a process that was read ``looks`` times. ``near``: the process is
+    watched or has a framework.
     """
     rarely = looks - len(AGAIN_S) - 1
     delay = AGAIN_S[looks - 1] if rarely < 0 else doubled(RARELY_S, rarely, MAX_RARELY_S)
@@ -58,7 +59,7 @@ def next_look_s(looks: int, *, near: bool) -> float:
 
 
 def retry_s(failures: int) -> float:
-    """Returns the seconds until the next read of a process whose last read failed, after ``failures`` failed reads in
-    a row before it.
+    """Returns the seconds until the next read of a process whose last read failed. ``failures``: the number of
+    consecutive failures before the last read.
     """
     return doubled(RETRY_S, failures, MAX_RETRY_S)

@@ -1,4 +1,4 @@
-"""Reads one process from /proc. Only a reader may do this, because each read of a target can block forever.
+"""Reads one process from /proc. Only readers use this module, because each read of a target can block forever.
 
 All reads go through a descriptor of ``/proc/PID``, which stays bound to that process: a reused pid cannot return
 another process's data. The process must be the same before and after each request.
@@ -41,7 +41,7 @@ MAX_PIDS = 65_536
 MAX_THREADS = 1_024
 MAX_ANCESTORS = 32
 MAX_TARGETS = 4_096
-# The most reads and bytes of memory for an environment. MAX_VARIABLES variables take some 130 reads.
+# The maximum number of reads, and of bytes read, for an environment. MAX_VARIABLES variables take about 130 reads.
 MAX_READS, MAX_READ_BYTES = 1_024, 8 << 20
 _CHUNK = 64 << 10
 _LIBRARY = re.compile(
@@ -54,7 +54,7 @@ _LIBRARY_KINDS = ("python", "torch", "nccl", "jax")
 class Target:
     """A process to read. ``start_ns`` 0: any process that has the pid now. Raises ProcessGone.
 
-    If the main thread has ended before the others, ``dir_fd`` and the state in ``stat`` are of a thread that runs:
+    If the main thread has ended before other threads, ``dir_fd`` and the state in ``stat`` belong to another thread:
     the kernel shows no memory and no files of a thread that has ended.
     """
 
@@ -89,7 +89,7 @@ class Target:
         self.close()
 
     def check(self) -> None:
-        """Raises ProcessGone when the process has ended by now."""
+        """Raises ProcessGone if the process has ended."""
         stat = self._main_stat()
         if stat.state in "ZX" and not _main_thread_ended(stat):
             raise ProcessGone(f"process {self.pid} exited while it was read")
@@ -110,7 +110,7 @@ class Target:
 
     def directory(self, name: str) -> int:
         """Returns an O_PATH descriptor of the directory that ``/proc/PID/name`` is or leads to. Raises the errors of
-        ``read``: a process that exits loses its root before its number."""
+        ``read``. ProcessGone can mean that the process is exiting: it loses its root before its pid."""
         with self._errors():
             return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.dir_fd)
 
@@ -151,8 +151,8 @@ class Target:
             raise ProcessGone(f"process {self.pid} exited") from e
         except PermissionError as e:
             raise PrivilegeError(
-                f"process {self.pid} may not be read",
-                hint="reading a process takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+                f"no permission to read process {self.pid}",
+                hint="reading a process needs CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
             ) from e
         except OSError as e:
             raise TargetError(f"process {self.pid} cannot be read: {e.strerror}") from e
@@ -195,8 +195,8 @@ def identity(target: Target) -> Header:
 
 
 def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[Header | None]:
-    """Returns state, thread names and memory of the processes [pid, start_ns]; None for a process that ended or may not
-    be read.
+    """Returns state, parent, thread names and memory of each process [pid, start_ns]; None for a process that has ended
+    or cannot be read. Raises PrivilegeError.
     """
     found: list[Header | None] = []
     for pid, start_ns in wanted[:MAX_TARGETS]:
@@ -247,7 +247,7 @@ def _summary(target: Target) -> Summary:
 
 
 def _ancestors(pid: int) -> list[list[Any]]:
-    """Returns [pid, start_ns, name of the program] of the parent, its parent and so on, without the first process."""
+    """Returns [pid, start_ns, name of the program] of ``pid`` and its ancestors, without process 1."""
     found: list[list[Any]] = []
     while pid > 1 and len(found) < MAX_ANCESTORS:
         try:

@@ -19,8 +19,8 @@ __all__ = ("Grid", "Place", "grid_of", "place_in_arguments", "place_in_title", "
 class Place(NamedTuple):
     """The ``coordinates`` of a process in the grid of its job; the last coordinate changes fastest with the rank.
 
-    ``kind``: only places of the same kind belong to one grid. ``size``: the number of ranks, if the title names it;
-    then there is one coordinate, the rank.
+    ``kind``: only places of the same kind belong to one grid. ``size``: the number of ranks, if the title or the
+    arguments name it. In this case the only coordinate is the rank.
     """
 
     kind: str
@@ -38,7 +38,8 @@ class _Pattern(NamedTuple):
 
 _PARTS = r"((?:_[A-Z]+(?:_[A-Z]+)?[0-9]{1,6})*)"
 _PART = re.compile(r"_([A-Z]+(?:_[A-Z]+)?)([0-9]{1,6})")
-# VLLM_PROCESS_NAME_PREFIX replaces VLLM. DCP and EP of vLLM, and EP of SGLang, divide the ranks of TP further.
+# VLLM_PROCESS_NAME_PREFIX replaces VLLM. DCP and EP of vLLM, and EP of SGLang, only divide the ranks of TP, so they are
+# not coordinates.
 _PATTERNS = (
     _Pattern(re.compile(rf"[\w.-]{{1,64}}::Worker{_PARTS}"), "trainer", ("DP", "PP", "PCP", "TP")),
     _Pattern(re.compile(r"[\w.-]{1,64}::EngineCore(?:_DP[0-9]+)?"), "engine"),
@@ -53,8 +54,8 @@ _ARGUMENTS = (("rank", "world_size"), ("process_id", "num_processes"), ("local_r
 
 
 def role_in_title(cmdline: tuple[str, ...]) -> str:
-    """Returns the role that the title names: trainer, launcher, other, or engine (a process that starts trainers, or
-    trains itself); empty for an unknown title.
+    """Returns the role that the title names: trainer, launcher, other, or engine; empty for an unknown title. An engine
+    starts trainers, or trains itself.
     """
     pattern, _ = _pattern(cmdline)
     return pattern.role if pattern else ""
@@ -84,7 +85,9 @@ def place_in_arguments(cmdline: tuple[str, ...]) -> Place | None:
 
 
 def rank_in_grid(place: Place, places: Collection[Place]) -> Ranks | None:
-    """Returns the rank of ``place``; None if ``places``, the places of the job's processes, are no complete grid."""
+    """Returns the rank of ``place``; None if ``places``, the places of the job's processes, do not form a complete
+    grid.
+    """
     if place.size is not None:
         return Ranks(place.coordinates[0], place.size)
     grid = grid_of(places)
@@ -92,14 +95,14 @@ def rank_in_grid(place: Place, places: Collection[Place]) -> Ranks | None:
 
 
 class Grid(NamedTuple):
-    """A complete grid of places of one ``kind``. ``lengths``: its size in each dimension."""
+    """A complete grid of places of one ``kind``. ``lengths``: its size in each dimension. ``taken``: its places."""
 
     kind: str
     lengths: tuple[int, ...]
     taken: frozenset[tuple[int, ...]]
 
     def rank_of(self, place: Place) -> Ranks | None:
-        """Returns the rank of a place; None if it is not in the grid."""
+        """Returns the rank of a place; None if the place is not in the grid."""
         if place.kind != self.kind or place.coordinates not in self.taken:
             return None
         rank = 0
@@ -109,8 +112,8 @@ class Grid(NamedTuple):
 
 
 def grid_of(places: Collection[Place]) -> Grid | None:
-    """Returns the grid that ``places`` form; None if they form no complete grid."""
-    # Titles of vLLM and of SGLang both end in TP, and have different numbers of coordinates.
+    """Returns the grid that ``places`` form; None if the grid would not be complete."""
+    # vLLM's and SGLang's titles both have the kind TP, but different numbers of coordinates.
     kinds = {(place.kind, place.size, len(place.coordinates)) for place in places}
     taken = frozenset(place.coordinates for place in places)
     # A single place may belong to a larger job whose other processes have not been seen yet.
@@ -122,7 +125,7 @@ def grid_of(places: Collection[Place]) -> Grid | None:
 
 
 def _pattern(cmdline: tuple[str, ...]) -> tuple[_Pattern, re.Match[str]] | tuple[None, None]:
-    # A title replaces all arguments.
+    # A title replaces all arguments, so a process with a title has a single argument.
     if len(cmdline) == 1:
         for pattern in _PATTERNS:
             if match := pattern.title.fullmatch(cmdline[0].rstrip()):

@@ -24,7 +24,8 @@ from probing.daemon.stack_wire import ProcessStacks, ReadFailure, Thread, Variab
 __all__ = ("StackAnswers",)
 
 TIMEOUT_S = 1.0
-# The time for native stacks, s: the first request for a process reads the tables of its libraries.
+# The minimum timeout for native stacks, s. The first request for a process is slow, because it reads the unwind tables
+# of the process's libraries.
 NATIVE_TIMEOUT_S = 5.0
 NATIVE_PARALLEL = 2
 _Threads = list[Thread]
@@ -90,10 +91,10 @@ class StackAnswers:
         return batch_of("python.backtrace", rows)
 
     def chosen(self, pids: Sequence[int], job: str) -> list[Identity]:
-        """Returns the processes ``pids``; if ``pids`` is empty, all trainers and data loaders. ``job``: their job;
-        empty: any job.
+        """Returns the processes ``pids``, or all trainers and data loaders if ``pids`` is empty.
 
-        Raises NotFound.
+        If ``job`` is not empty, only processes of this job are returned. Raises NotFound for an unknown job or pid, and
+        for a pid of another job.
         """
         if pids:
             named = [self._of_pid(pid) for pid in dict.fromkeys(pids)]
@@ -119,8 +120,8 @@ class StackAnswers:
         return threads, failures
 
     def _add_native(self, threads: _Threads, deadline: float) -> None:
-        """Adds native frames. A process whose native frames cannot be read keeps its Python frames, and gets the
-        reason.
+        """Adds native frames. If the native frames of a process cannot be read, its threads keep their Python frames,
+        and get the reason in ``native_missing``.
         """
         by_process = _by_process(threads)
 

@@ -25,7 +25,7 @@ __all__ = ("StacksOnDemand",)
 
 
 class StacksOnDemand(Source):
-    """The source of stacks and variables on demand. Safe for any thread."""
+    """The source of stacks and variables on demand. Thread-safe."""
 
     name = "python_stack"
 
@@ -64,7 +64,7 @@ class StacksOnDemand(Source):
         return False
 
     def training_threads(self, targets: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-        """Returns the training thread of each process whose stacks show that it is not the main thread."""
+        """Returns the thread that trains, for each process whose stacks show that its main thread does not train."""
         threads: dict[tuple[int, int], list[Thread]] = {}
         for read in self.stacks.stacks(targets)[0]:
             frames = tuple(Frame(frame["func"], frame["file"], frame["lineno"]) for frame in read["frames"])

@@ -1,4 +1,4 @@
-"""The base of sources that read each trainer again and again, by readers."""
+"""The base of sources that read each trainer periodically, through readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from probing.daemon.worker import Worker
 __all__ = ("TIMEOUT_S", "TrainerVisits")
 
 PARALLEL = 4
-# The time for reading a process, s; if it takes longer, it is tried again at the next visit.
+# The maximum time for reading a process, s. A read that takes longer fails, and the next visit tries again.
 TIMEOUT_S = 1.0
 _log = logging.getLogger(__name__)
 _State = TypeVar("_State")
@@ -27,7 +27,7 @@ _State = TypeVar("_State")
 
 @dataclass(slots=True)
 class _Visited(Generic[_State]):
-    """A trainer. ``state``: the state that the source keeps of it; ``reading``: its last read."""
+    """A trainer. ``state``: the state that the source keeps for the trainer; ``reading``: the trainer's last read."""
 
     who: Identity
     state: _State
@@ -38,8 +38,8 @@ class _Visited(Generic[_State]):
 class TrainerVisits(Source, ABC, Generic[_State]):
     """Visits trainers. ``interval_s`` returns the pause between two rounds, s; ``aligned``: see ``Worker``.
 
-    Each process is read separately, ``PARALLEL`` at once, and the owners take turns: processes that do not answer delay
-    those of other owners only if no thread is left, and then at most by a timeout.
+    Each process is read separately, at most ``PARALLEL`` at once, and the owners take turns. Processes that do not
+    answer delay processes of other owners only if no thread is left, and by at most one timeout.
     """
 
     def __init__(self, processes: Discovery, interval_s: Callable[[], float], *, aligned: bool = True) -> None:
@@ -90,7 +90,7 @@ class TrainerVisits(Source, ABC, Generic[_State]):
         self._pool.stop(wait=False)
 
     def settings_changed(self) -> bool:
-        """Starts a round at once, since other trainers may be wanted now. Returns False."""
+        """Starts a round at once, because other trainers may be wanted now. Returns False."""
         self._worker.wake()
         return False
 
@@ -109,7 +109,7 @@ class TrainerVisits(Source, ABC, Generic[_State]):
             if visited.reason != e.message:
                 _log.warning("%s: process %d cannot be read: %s", self.name, who.pid, e.message)
             visited.reason = e.message
-        except Exception as e:  # the future is asked by nobody, so the error would stay unseen
+        except Exception as e:  # nobody reads the result of the future, so the error would stay unseen
             _log.exception("%s: the visit of process %d failed", self.name, who.pid)
             visited.reason = f"the visit of a process failed: {type(e).__name__}"
         else:

@@ -1,4 +1,4 @@
-"""The gate's result for a statement, and the parts of an answer that the engine yields beside rows.
+"""The gate's result for a statement, and the parts of an answer that the engine yields besides rows.
 
 This module is separate from the gate, so that the service does not need the gate's parser.
 """
@@ -23,9 +23,10 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A checked statement. ``sql``: the text for DuckDB. ``needs``: the rows that it can need, by name of each of its
-    tables. ``users``: its tables that users' probes fill. ``warnings``: for the caller. ``columns``: names in lower
-    case, which include the name of each column that the statement uses; None: it uses whole rows."""
+    """A checked statement. ``sql``: the text for DuckDB. ``needs``: by table name, the rows that the statement can
+    need. ``users``: the statement's tables that users' probes or jobs fill. ``warnings``: warnings for the caller.
+    ``columns``: a set of lower-case names that contains each column that the statement uses; None if the statement uses
+    whole rows."""
 
     sql: str
     needs: dict[str, Need]
@@ -52,7 +53,7 @@ class QueryProgress(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StatementEnd:
     """The end of the rows of statement number ``index``. With ``error`` the statement failed, and its rows are
-    incomplete. ``warnings``: only of this statement."""
+    incomplete. ``warnings``: the warnings of this statement alone."""
 
     index: int
     rows: int = 0
@@ -64,7 +65,7 @@ class StatementEnd:
 class End:
     """The end of an answer. ``rows``: the number of rows of all statements. ``rows_scanned``: the number of rows in the
     snapshot's segments and log; for a caller limited to jobs it equals ``rows``, since the true number would reveal
-    other jobs. ``warnings``: rows that the snapshot lacks."""
+    other jobs. ``warnings``: which rows the answer lacks."""
 
     rows: int
     rows_scanned: int

@@ -1,5 +1,5 @@
-"""Identifies the caller of a request, a local user or an address, and waits for it until its deadline, or until it goes
-away.
+"""Identifies the caller of a request: a local user or an address. Also waits for descriptors, until a deadline or until
+the caller goes away.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ("GLANCE_S", "NOBODY", "Caller", "Scope", "stop_if", "wait_readable")
 
 
 class Scope(Enum):
-    """A right of a caller: to read rows and stacks; to change what is collected; to start groups as a user; to change
-    what is kept, and run code in processes; to act as another node."""
+    """A right of a caller. READ: read rows and stacks. PROBE: change what is collected. LAUNCH: start groups as a user.
+    ADMIN: change what is kept, and run code in processes. PEER: act as another node."""
 
     READ = "read"
     PROBE = "probe"
@@ -29,10 +29,10 @@ class Scope(Enum):
 @dataclass(frozen=True)
 class Caller:
     """The caller of a request. ``listener``: ``unix`` or ``tcp``. ``who``: uid or ``peer_name`` of the other end.
-    ``pid`` 0: unknown. ``reserved``: it has reserved threads and slots, as root and the daemon itself have.
-    ``name``: the name in its token or certificate. ``scopes``: its rights, once it is identified. ``jobs``: the jobs
-    whose rows it may see; None: all. ``nodes``: names of nodes, in lower case; the connection proves that the caller is
-    one of these nodes."""
+    ``pid`` 0: unknown. ``reserved``: threads and slots are reserved for this caller, because it is root or the daemon
+    itself. ``name``: the name in its token or certificate. ``scopes``: its rights, once it is identified. ``jobs``: the
+    jobs whose rows it may see; None: all. ``nodes``: names of nodes, in lower case; the connection proves that the
+    caller is one of these nodes."""
 
     listener: str
     who: str
@@ -57,8 +57,8 @@ class Caller:
 
     @property
     def user(self) -> str:
-        """Who is counted where no name is known: a user of this machine, who has all addresses of loopback to connect
-        from; else the address."""
+        """The identity under which a caller without a name is counted. For a user of this machine it is the uid, since
+        such a user can connect from every loopback address; otherwise it is the address."""
         return self.who if self.uid is None else f"uid {self.uid}"
 
     @property
@@ -68,7 +68,8 @@ class Caller:
 
     @property
     def holder(self) -> str:
-        """The name of the token or certificate under which a caller is counted at all its addresses, else ``user``."""
+        """The identity under which a caller is counted at all its addresses: the name of its token or certificate. A
+        caller without a name is counted as ``user``."""
         return self.name or self.user
 
     def __str__(self) -> str:
@@ -80,7 +81,7 @@ class Caller:
 NOBODY = Caller("", "")
 
 
-# The time after which a caller that went away is noticed, s.
+# While a request waits, it is checked at this interval, s, whether the caller went away.
 GLANCE_S = 0.05
 
 

@@ -1,7 +1,7 @@
 """Limits the queries that run in SQL workers at the same time, so that short queries need not wait for long ones.
 
-If no slot is free, a query waits here until its deadline. Before that ``service/answering.py`` decides whether a call
-may wait at all: it limits the calls and threads of each caller, and refuses further calls at once.
+If no slot is free, a query waits for a slot until its deadline. Before that ``service/answering.py`` decides whether a
+call may wait at all: it limits the calls and threads of each caller, and refuses further calls at once.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from probing.daemon.query.caller import GLANCE_S, NOBODY, Caller, stop_if
 
 __all__ = ("QuerySlot", "QuerySlots")
 
-# A query whose caller does not read its answer keeps its slot for this long after its deadline, s.
+# If the caller of a query does not read the answer, the query keeps its slot for this many seconds after its deadline.
 GRACE_S = 1.0
 # A query that has run for longer than this is slow, s.
 SLOW_S = 3.0
-# Slots reserved for root's queries.
+# The number of slots that are reserved for root's queries.
 ROOTS = 2
 
 
 @dataclass(eq=False, slots=True)
 class QuerySlot:
-    """The slot of a query. ``deadline`` is on time.monotonic(); ``cancelled`` returns whether the caller went away,
-    ``resting`` whether the query only waits for its caller to read. ``since``: when it got the slot."""
+    """The slot of a query. ``deadline`` is on time.monotonic(). ``cancelled`` returns whether the caller went away.
+    ``resting`` returns whether the query only waits for its caller to read. ``since``: when it got the slot."""
 
     deadline: float
     cancelled: Callable[[], bool]
@@ -39,11 +39,13 @@ class QuerySlot:
 
 
 class QuerySlots:
-    """Lets ``most`` queries run at the same time; at most all but one of them may be large. Safe for many threads.
+    """Gives slots to queries. At most ``most`` queries run at the same time, apart from the further slots below. If
+    ``most`` is above 1, one slot is never used by a large query. Thread-safe.
 
-    The first waiting query that fits runs next. ``most`` further slots are for callers whose running queries are all
-    slow, so that their other queries need not wait for these. A caller gets at most three quarters of all slots; ROOTS
-    further slots are root's. A resting query does not count.
+    The first waiting query that fits runs next. ``most`` further slots are only for callers whose running queries are
+    all slow, so that their next queries need not wait for the slow queries. A caller gets such a slot only while its
+    queries use less than three quarters of the 2 * ``most`` slots. ROOTS further slots are reserved for root. A resting
+    query uses no slot.
     """
 
     def __init__(self, most: int) -> None:

@@ -51,7 +51,7 @@ class Views:
         self._view(table, f"SELECT {table.select_of(columns)} FROM ({' UNION ALL '.join(sources)})")
 
     def live(self, name: str, rows: pa.Table) -> None:
-        """Creates view ``name`` over rows in the table's logical schema, from another process."""
+        """Creates view ``name`` over ``rows``, which have the table's logical schema and come from another process."""
         table = self._table(name)
         if rows.schema != table.logical:
             raise InternalError(f"the rows of {name} have another schema")
@@ -87,7 +87,7 @@ def _quoted_list(values: Sequence[str]) -> str:
 
 
 class Instance:
-    """The DuckDB of a worker, which gives each request a connection without tables. For one request at a time.
+    """The DuckDB of a worker, which gives each request a connection without tables. Serves one request at a time.
 
     A locked connection cannot change settings, and opens files only in folders of this or an earlier request.
     """
@@ -99,7 +99,9 @@ class Instance:
         self._kept: duckdb.DuckDBPyConnection | None = None
 
     def prepare(self) -> duckdb.DuckDBPyConnection:
-        """Returns the kept DuckDB, or makes it. A call ahead of a request saves the request this time."""
+        """Returns the kept DuckDB; makes it if there is none. Call this before a request arrives, so that the request
+        need not wait.
+        """
         if self._kept is None:
             made = self.unlocked()
             self.lock(made, self._folders)

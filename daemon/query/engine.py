@@ -34,7 +34,7 @@ __all__ = ("Engine",)
 MAX_LIVE_BYTES = 256 << 20
 # A request is large if its statements together scan more rows than this, which takes about a second.
 LARGE_ROWS = 8_000_000
-# The time for reporting damaged segments to the store at the end of a query, s.
+# The timeout for reporting damaged segments to the store at the end of a query, s.
 REPORT_S = 0.5
 _Cancelled = Callable[[], bool]
 
@@ -66,7 +66,9 @@ class _Request:
         return [one for one in self.statements if isinstance(one, Checked)]
 
     def without(self, failed: Mapping[str, ProbingError]) -> _Request:
-        """Returns the request, in which each statement that names a table in ``failed`` has the error of that table."""
+        """Returns this request, with each statement that names a failed table replaced by the table's error.
+        ``failed``: the errors by table name.
+        """
 
         def outcome(one: Checked | ProbingError) -> Checked | ProbingError:
             if isinstance(one, ProbingError):
@@ -76,12 +78,12 @@ class _Request:
         return replace(self, statements=[outcome(one) for one in self.statements])
 
     def rows_to_scan(self, segments: Segments) -> int:
-        """Returns the number of rows in the segments that all statements together read."""
+        """Returns the number of rows that the statements read from segments, summed over the statements."""
         return sum(_rows(segments.get(name, ())) for one in self.runnable for name in one.tables)
 
 
 class Engine:
-    """Answers SELECTs; safe for many threads. ``concurrent`` requests run at the same time, as ``QuerySlots`` says."""
+    """Answers SELECTs. Thread-safe. ``QuerySlots(concurrent)`` limits the requests that run at the same time."""
 
     def __init__(
         self,
@@ -161,16 +163,16 @@ class Engine:
         resting: Callable[[], bool] = lambda: False,
         rows_only: bool = False,
     ) -> Generator[Item, None, None]:
-        """Yields for each statement in turn the pieces of an Arrow IPC stream and a StatementEnd, then an End; with
-        ``progress`` a QueryProgress now and then before the first piece of a statement.
+        """Yields, for each statement in turn, the pieces of an Arrow IPC stream and a StatementEnd; after the last
+        statement an End. With ``progress`` also yields QueryProgress items before the first piece of a statement.
 
-        ``rows_only``: each statement returns no row if its tables are empty, and the caller needs no columns of an
-        empty answer. Then a statement whose tables are empty is not run and has no pieces.
+        ``rows_only``: the caller knows that a statement over empty tables returns no rows, and does not need the
+        columns of an empty answer. So a statement whose tables are empty is not run and has no pieces.
 
         ``timeout`` in seconds covers the request, including the time in which the caller reads the pieces.
         ``max_bytes`` limits all pieces together; 0: no limit. While ``resting`` returns True, because the caller reads
         nothing, other requests do not wait for this one. Raises QueryRejected for more than MAX_STATEMENTS, QueryError
-        and its subclasses where all statements fail together, and PeerError when the collector does not answer.
+        or a subclass if the whole request fails, and PeerError when the collector does not answer.
         """
         if len(statements) > MAX_STATEMENTS:
             raise QueryRejected(f"more than {MAX_STATEMENTS} statements in one request", hint="send several requests")
@@ -319,7 +321,7 @@ def _job(
 
 
 def _needs(statements: Iterable[Checked], live: Mapping[str, bytes]) -> dict[str, Need]:
-    """Returns the rows of each stored table that the statements together need."""
+    """Returns, for each stored table, the rows that the statements together need."""
     needs: dict[str, Need] = {}
     for one in statements:
         for name, need in one.needs.items():

@@ -4,7 +4,7 @@ Accepts exactly one SELECT (or a UNION, EXCEPT, INTERSECT or WITH of SELECTs) ov
 made of allowed nodes and functions, with bounded sizes. The gate is the first of two defences: the second is the
 worker's process.
 
-A node parses a query four times on purpose, as each parser checks the text that the next will run:
+A node parses a query four times on purpose, because each parser checks the text that the next parser will run:
 
 1. ``check`` parses the caller's text with sqlglot, checks the tree, expands views and prints it;
 2. ``_check_printed`` parses the printed text, which must be allowed and must print as the same text: otherwise DuckDB
@@ -12,7 +12,7 @@ A node parses a query four times on purpose, as each parser checks the text that
 3. the worker's ``extract_statements`` lets DuckDB's parser confirm that the text is one SELECT;
 4. ``connection.sql`` parses it once more to run it.
 
-For a query over several nodes the client parses the text before, to plan its parts (``federation/planning/split.py``).
+For a query over several nodes the client first parses the text to plan its parts (``federation/planning/split.py``).
 """
 
 from __future__ import annotations
@@ -47,17 +47,18 @@ from probing.federation.sql.views import expand, known_columns
 
 __all__ = ("check",)
 
-# Tables whose rows tell nothing about jobs.
+# Tables whose rows reveal nothing about jobs: callers that are limited to jobs may see all rows.
 _OPEN = frozenset(("cluster.members", "probing.column_docs", "probing.table_docs"))
-# DuckDB moves no condition below this LIMIT: the error of a condition could show a value of another job's row.
+# A LIMIT that no table reaches. DuckDB does not push conditions down below a LIMIT. Otherwise a condition could be
+# evaluated on another job's row, and its error could show a value of that row.
 _ALL_ROWS = (1 << 62) - 1
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _KEPT_PARTS = ("joins", "laterals", "sample")
 
 MAX_NODES = 10_000
-# The most SELECTs of a query: DuckDB plans queries recursively.
+# The maximum number of SELECTs in a query: DuckDB plans queries recursively.
 MAX_QUERIES = 200
-# Views may make a query this many times larger.
+# Expanding views may make a query at most this many times larger.
 MAX_GROWTH = 4
 _TABLE_ARGS = frozenset(("this", "db", "alias", "joins", "laterals", "sample"))
 _TABLE_FUNCTIONS = (exp.GenerateSeries, exp.Unnest)
@@ -76,7 +77,7 @@ _HINTS: dict[type[exp.Expr], str] = {
 _ONE_NODE = "global. means the rows of all nodes, but only this node was asked: ask with --all-nodes"
 
 _WORDS = {"describe": _SHOW_TABLES, "show": _SHOW_TABLES, "pivot": _PIVOT, "unpivot": _PIVOT}
-# The error of a query already contains sqlglot's messages about it.
+# sqlglot logs what the error of a query already says.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 
@@ -105,8 +106,8 @@ def check(
             check_node(node)
         check_sizes(root)
         root = fix_times(root, now_ns)
-        # The tables come last, as the steps before copy parts of the tree. The result is a list of pairs, not a dict,
-        # as nodes of equal text are equal to sqlglot.
+        # The tables are resolved last, because the steps above copy parts of the tree. The result is a list of pairs,
+        # not a dict, because nodes of equal text are equal to sqlglot.
         tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         needs = needs_of(tables)
         if jobs is not None:
@@ -126,8 +127,8 @@ def check(
 def _expand(
     root: exp.Query, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> tuple[str, ...]:
-    """Expands the views in ``root``. Returns a warning if ``root`` names tables of all nodes, since only this node
-    answers.
+    """Expands the views in ``root``. Returns a warning if ``root`` names tables of the catalog ``global``: their
+    rows come from this node only.
     """
     tables = list(root.find_all(exp.Table))
     named = [(table.catalog.lower(), table.db.lower()) for table in tables]
@@ -156,7 +157,7 @@ def _check_printed(printed: str) -> None:
     for node in _check_count(again, MAX_GROWTH):
         check_node(node)
     if _print(again) != printed:
-        hint = "rare syntax, or arguments that a function does not take, cause this: write it in another way"
+        hint = "the cause is rare syntax, or arguments that a function does not take: write this part in another way"
         raise QueryRejected("a part of the query has no clear meaning", hint=hint)
 
 
@@ -206,7 +207,7 @@ def _resolve(
 
 
 def _is_run_time(table: exp.Table) -> bool:
-    """Returns whether ``table`` can be of a user's probe or of a job; only the daemon knows these tables."""
+    """Returns whether ``table`` can be a table of a user's probe or of a job; only the daemon knows these tables."""
     schema, name = table.db.lower(), f"{table.db}.{table.name}".lower()
     return schema == USER or (schema == JOB_SCHEMA and name not in TABLES and name not in VIEWS)
 
@@ -223,14 +224,15 @@ def _unknown_table(name: str, known: Iterable[str], code: str = "") -> QueryReje
 
 
 def _folded(name: str) -> str:
-    """Returns ``name`` as DuckDB compares it: only letters of ASCII in lower case. The Kelvin sign is no k to it, and
-    would make a name of a CTE out of the name of a file, or of rows that no view limits.
+    """Returns ``name`` as DuckDB compares names: only ASCII letters are put in lower case. DuckDB does not turn
+    the Kelvin sign into a k. If the gate did, it could take a name for the name of a CTE, while for DuckDB the same
+    name means a file, or rows that no view limits.
     """
     return name.translate(_LOWER)
 
 
 def _ctes_in_scope(table: exp.Expr) -> set[str]:
-    """Returns the names, folded, that the WITH clauses around ``table`` define before it."""
+    """Returns the folded names that the WITH clauses around ``table`` define before ``table``."""
     names: set[str] = set()
     child, parent = table, table.parent
     while parent is not None:
@@ -257,7 +259,8 @@ def _one_line(text: str) -> str:
 
 
 def _limit_to_jobs(tables: Iterable[tuple[exp.Table, str]], known: Mapping[str, Table], jobs: Collection[str]) -> None:
-    """Limits a query to the rows of ``jobs``. ``tables``: each node of its tree that names a table, with that name.
+    """Limits a query to the rows of ``jobs``. ``tables``: each node of its tree that names a table, with the table's
+    name.
 
     Raises QueryRejected for a table whose rows do not name their job.
     """

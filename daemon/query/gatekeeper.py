@@ -1,4 +1,6 @@
-"""Sends statements to worker processes of the role ``gate``, which check them and are killed at the deadline."""
+"""Sends statements to worker processes with the role ``gate``, which check the statements. A worker that has not
+answered at the deadline is killed.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from probing.daemon.store.needs import Need
 
 __all__ = ("Gatekeeper",)
 
-# The most checks at the same time. A check takes a millisecond or two.
+# The maximum number of checks at the same time. A check takes a millisecond or two.
 CONCURRENT = 2
 
 
 class Gatekeeper:
-    """Runs ``gate.check`` in workers; safe for many threads."""
+    """Runs ``gate.check`` in workers. Thread-safe."""
 
     def __init__(self, pool: WorkerPool) -> None:
         """Makes the gatekeeper. ``pool``: workers of the role ``gate``."""

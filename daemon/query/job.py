@@ -26,11 +26,13 @@ from probing.daemon.store.log.cache import LogCache
 
 __all__ = ("Database", "Job", "Outcome")
 
-# The bytes of rows that are held back at first: if an error comes before they are sent, a retry sends no row twice.
+# The first rows are held back until they have this many bytes. If an error comes before that, no row was sent, and the
+# statement can be run again.
 FIRST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 16_384
-# A batch of more bytes is cut into batches of fewer rows, so that a reader need not hold much at once.
+# The maximum size of a batch, bytes. A larger batch is split into batches of fewer rows, so that a reader need not hold
+# much in memory at once.
 BATCH_BYTES = 4 << 20
 PROGRESS_S = 0.25
 # Errors that the query and its values cause; a damaged file may cause any other error.
@@ -47,7 +49,8 @@ class Job:
     """A request of the engine: checked ``statements``, ``segments`` (paths) by stored table, ``parts`` of the log
     (path, length), ``live`` rows by table. ``max_bytes`` limits all answers together; 0: no limit. ``users``: tables of
     users' probes. ``progress``: whether to report progress. ``columns``: names of the columns that the statements use;
-    None: all. ``reads``: the tables that each statement reads, if a statement may be skipped when they have no rows."""
+    None: all. ``reads``: for each statement, the tables that it reads; None if statements must be run even over empty
+    tables."""
 
     statements: list[str]
     segments: dict[str, list[str]]
@@ -90,7 +93,7 @@ class Job:
         columns = None if (named := spec.get("columns")) is None else frozenset(map(str, named))
         reads = None if (read := spec.get("reads")) is None else [frozenset(map(str, names)) for names in read]
         if reads is not None and len(reads) != len(statements):
-            raise ValueError("reads has another length than statements")
+            raise ValueError('"reads" and "statements" have different lengths')
         progress = bool(spec.get("progress"))
         return cls(statements, segments, parts, live, int(spec["max_bytes"]), users, progress, columns, reads)
 
@@ -119,11 +122,12 @@ class Database:
     """
 
     def __init__(self, job: Job, instance: Instance, outcome: Outcome) -> None:
-        """Decodes the log. Adds warnings and damaged segments, including later ones, to ``outcome``."""
+        """Decodes the log. Adds warnings and damaged segments to ``outcome``, now and while statements run."""
         self._job = job
         self._instance = instance
         self._outcome = outcome
-        # The views have only these columns: DuckDB binds each column of a view twice, which takes long.
+        # The views have only these columns (None: all), because DuckDB binds each column of a view twice, which takes
+        # long.
         self._columns = job.columns
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._sent = 0
@@ -147,8 +151,8 @@ class Database:
         """Sends the answer to ``sql`` through ``send``, without segments that cannot be read. Returns the number of
         rows.
 
-        If the job wants progress, ``tell`` gets the share of the work that is done, in another thread, before anything
-        is sent. Raises QueryError and its subclasses.
+        If the job wants progress, another thread calls ``tell`` with the share of the work that is done, until the
+        first rows are sent. Raises QueryError and its subclasses.
         """
         while True:
             answer = _Answer()
@@ -203,7 +207,7 @@ class Database:
         job = self._job
         # These are the folders of tables, not of days, so that tomorrow's segments can be read by the same DuckDB.
         folders = {path.rsplit("/", 2)[0] for paths in job.segments.values() for path in paths}
-        # DuckDB's interval of progress can only be set before its configuration is locked.
+        # The interval of DuckDB's progress can only be set before its configuration is locked.
         connection = self._instance.unlocked() if job.progress else self._instance.connect(folders)
         try:
             views = Views(connection, job.known)
@@ -222,8 +226,8 @@ class Database:
         return connection
 
     def _names_of_views(self) -> set[str]:
-        """Returns the tables of the statements that are run. Only these get views, as a view takes as long as a small
-        query.
+        """Returns the tables of the statements that are run. Only these get views, because making a view takes as long
+        as a small query.
         """
         job = self._job
         if job.reads is None:
@@ -251,7 +255,7 @@ def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:
 
 @contextmanager
 def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None] | None) -> Iterator[None]:
-    """Calls ``tell`` with the progress every PROGRESS_S until the block ends."""
+    """Context manager that calls ``tell`` with the progress every PROGRESS_S."""
     if tell is None:
         yield
         return

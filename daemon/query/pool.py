@@ -1,7 +1,7 @@
 """Sends requests to SQL workers. Each connection to ``sql.sock`` starts a new worker process.
 
-A worker either runs SQL or checks SQL, as the first message says; no process does both. It answers the first message
-when it is warm; until then it gets no query.
+A worker either runs SQL or checks SQL, as the first message says; no process does both. A worker answers the first
+message when it is warm; no query is sent to it before that.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from probing.daemon.query.caller import stop_if, wait_readable
 
 __all__ = ("GATE", "QUERY", "WorkerPool")
 
-# A worker whose answer nobody reads is ended this long after the deadline of its query, s.
+# If nobody reads the answer of a worker, the worker is ended this many seconds after the deadline of its query.
 GRACE_S = 1.0
 _SPLIT = "split it: use WITH for its parts"
-_NARROW = "ask again: a new worker runs it; if its worker ends each time, aggregate or narrow the time range"
+_NARROW = "ask again: a new worker runs the query; if the worker ends each time, aggregate or narrow the time range"
 # There are more workers than slots for requests (``concurrency``): when a query has run for half a second, another
 # worker starts for the next query. Starting a worker costs more CPU than most queries.
 QUERY = Policy(
@@ -38,7 +38,7 @@ GATE = QUERY._replace(greeting={"op": "warm", "role": "gate"})
 
 
 class WorkerPool:
-    """Keeps workers connected, so that queries need not wait for a worker to start. Safe for many threads.
+    """Keeps workers connected, so that queries need not wait for a worker to start. Thread-safe.
 
     A worker ends at once when its query is abandoned: closing the connection ends the process.
     """
@@ -50,7 +50,7 @@ class WorkerPool:
 
     @property
     def busy(self) -> int:
-        """Returns the number of workers with a query."""
+        """Returns the number of workers that are running a query."""
         return self._pool.busy
 
     def keep(self, count: int) -> None:
@@ -118,7 +118,7 @@ class WorkerPool:
         except ChannelTimeout:
             raise QueryTimeout("the query did not end in time") from None
         except ChannelClosed:
-            # Some time after the deadline the pool ends the worker.
+            # After the deadline the pool itself may have ended the worker.
             if time.monotonic() >= deadline:
                 raise QueryTimeout("the query did not end in time") from None
             if self._checks:

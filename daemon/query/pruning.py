@@ -1,8 +1,8 @@
-"""Finds the times and jobs that a query can need of each table. The store prunes segments by these times and jobs
+"""Finds, for each table, the times and jobs that a query can need. The store prunes segments by these times and jobs
 (store/needs.py).
 
-A table is pruned only by comparisons of ``ts`` or ``job`` with constants that every row must pass: they are in the
-WHERE of the SELECT that names the table. All other conditions are ignored here.
+A table is pruned only by comparisons of ``ts`` or ``job`` with constants, and only by comparisons that every row must
+pass: the comparisons in the WHERE of the SELECT that names the table. All other conditions are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from probing.daemon.store.needs import EVER, Need, Range
 
 __all__ = ("SLACK_NS", "needs_of")
 
-# DuckDB truncates a time to microseconds when an interval is added to it.
+# Each range is widened by this time at both ends, ns, because DuckDB truncates a time to microseconds when it adds an
+# interval.
 SLACK_NS = 1_000_000
 _TEXT = re.compile(r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)?")
 _UNITS_NS = {
@@ -29,14 +30,14 @@ _UNITS_NS = {
     "DAY": 86_400 * 10**9,
     "WEEK": 7 * 86_400 * 10**9,
 }
-# A function that returns whether an expression is the column whose conditions are read.
+# A function that returns whether an expression is the column ``ts``, or the column ``job``, of the table.
 _IsColumn = Callable[[exp.Expr], bool]
 _ZONELESS = ("TIMESTAMP", "TIMESTAMPNTZ", "TIMESTAMP_NS", "DATE")
 
 
 def needs_of(tables: Iterable[tuple[exp.Table, str]]) -> dict[str, Need]:
-    """Returns the rows needed from each table. ``tables``: each node of a query's tree that names a table, with that
-    name.
+    """Returns the rows needed from each table. ``tables``: each node of a query's tree that names a table, with the
+    table's name.
 
     ``now()`` and the like must have been replaced by constants.
     """
@@ -70,7 +71,7 @@ def _conditions(table: exp.Table, column: str) -> Iterator[tuple[exp.Expr, _IsCo
         return
     named = table.args.get("alias")
     if named is not None and named.args.get("columns"):
-        # The alias gives the columns other names.
+        # The alias renames the columns, so their original names mean nothing in the conditions.
         return
     joins = select.args.get("joins") or []
     # These joins choose rows before the WHERE drops any, so a dropped row can change the result.

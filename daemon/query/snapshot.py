@@ -1,5 +1,5 @@
-"""The interface to the process that keeps the rows, the snapshot that a query reads, and the segments that could not be
-read.
+"""Defines the interface to the collector, which keeps the rows; the snapshot that a query reads; and the list of
+segments that could not be read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from probing.daemon.store.needs import Need
 
 __all__ = ("DamagedSegments", "QueryFile", "QuerySnapshot", "Segments", "Store")
 
-# How long a damaged segment is left out before a query reads it again, s.
+# The time for which queries leave out a damaged segment, s. Afterwards a query reads it again.
 SET_ASIDE_S = 600.0
 MAX_SET_ASIDE = 10_000
 
@@ -32,8 +32,8 @@ Segments = Mapping[str, Sequence[QueryFile]]
 
 @dataclass(frozen=True, slots=True)
 class QuerySnapshot:
-    """The rows at one instant: segments by table, and ``parts`` of the log (path, length). ``missing``: texts for the
-    caller on the rows that the snapshot lacks."""
+    """The rows at one instant: segments by table, and ``parts`` of the log (path, length). ``missing``: texts that tell
+    the caller which rows the snapshot lacks."""
 
     segments: dict[str, list[QueryFile]]
     parts: list[tuple[str, int]]
@@ -41,14 +41,14 @@ class QuerySnapshot:
 
 
 class Store(Protocol):
-    """The collector as the engine uses it. All methods except ``damaged`` raise PeerError if it does not answer, and
-    QueryError once ``cancelled`` returns True."""
+    """The collector as the engine uses it. All methods except ``damaged`` raise PeerError if the collector does not
+    answer, and QueryError once ``cancelled`` returns True."""
 
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool]
     ) -> AbstractContextManager[QuerySnapshot]:
-        """Yields the segments that may have rows in ``needs``, and the log. Files stay until the context ends, which is
-        within ``timeout`` s."""
+        """Context manager that yields the segments that may have rows in ``needs``, and the log. Their files stay until
+        the context ends. ``timeout``: the limit of the wait, and of the time for which the files stay, s."""
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool]) -> bytes:
         """Returns the rows of a live table in its logical schema, as an Arrow IPC stream."""
@@ -61,10 +61,10 @@ class Store(Protocol):
 
 
 class DamagedSegments:
-    """The segments that could not be read, which the next queries leave out. Safe for many threads."""
+    """The segments that could not be read, which the next queries leave out. Thread-safe."""
 
     def __init__(self) -> None:
-        # The dict is replaced, never changed, so that threads may read it.
+        # The dict is replaced, never changed, so that threads may read it without a lock.
         self._until: dict[str, float] = {}
 
     def without(self, segments: Segments) -> tuple[dict[str, list[QueryFile]], list[str]]:

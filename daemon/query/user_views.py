@@ -27,10 +27,10 @@ _Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 class UserViews:
-    """The views of a directory, which is read again when a file has changed. Safe for many threads.
+    """The views of a directory, which is read again when a file has changed. Thread-safe.
 
     A file that cannot be used becomes a view with a problem; a query that names it gets the problem as its error. Files
-    must belong to root or the daemon's user, and must not be writable for others.
+    must belong to root or the daemon's user, and must not be writable for other users.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ def _version(entry: os.DirEntry[str]) -> tuple[int, int, int]:
 
 
 def _trusted_text(path: Path) -> str:
-    # O_NONBLOCK, so that opening a pipe does not block.
+    # O_NONBLOCK, so that opening a named pipe does not block.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         for status in (os.fstat(fd), path.parent.stat()):

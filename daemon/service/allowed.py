@@ -20,7 +20,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # The time after which a name is looked up again, s.
 AGAIN_S = 30.0
 MAX_NAMES = 4096
-# How long an address outside the networks is reported after a call has needed it, s.
+# How long ``outside`` returns an address after a call has needed it, s.
 SAID_S = 60.0
 # Blocks of addresses that count as one site: loopback, private, shared (RFC 6598), link-local.
 _SITES = tuple(
@@ -43,9 +43,9 @@ _HINT = "add its network to cluster.allow of this node"
 
 
 class Allowed:
-    """The allowed addresses. ``networks``: the value of ``cluster.allow``. If it is empty, the networks of this
-    machine's interfaces are allowed, and the sites of the seeds and of ``own``, the address of this node. Belongs to
-    one event loop."""
+    """The allowed addresses. ``networks``: the value of ``cluster.allow``. If ``networks`` is empty, the allowed
+    networks are the networks of this machine's interfaces, and the sites (``around``) of the seeds and of ``own``, the
+    address of this node. Belongs to one event loop."""
 
     def __init__(self, networks: Sequence[str] = (), own: str = "") -> None:
         self._chosen = bool(networks)
@@ -95,7 +95,7 @@ class Allowed:
         return f"ipv{first}:{','.join(parts)}"
 
     def outside(self) -> list[str]:
-        """Returns addresses that other nodes named lately but that are not allowed. For any thread."""
+        """Returns the addresses that calls needed recently and that are not allowed. Thread-safe."""
         since = time.monotonic() - SAID_S
         return sorted(address for address, at in self._refused.copy().items() if at > since)
 
@@ -112,7 +112,7 @@ class Allowed:
         known = self._ips.get(host)
         if known is not None and time.monotonic() - known[0] <= AGAIN_S:
             return known[1]
-        # Calls that need the same name wait for one look-up, which goes on if a caller goes away.
+        # Calls that need the same name share one look-up. It continues even if the call that started it is cancelled.
         if (looking := self._looking.get(host)) is None:
             looking = self._looking[host] = asyncio.create_task(self._look_up(host))
             looking.add_done_callback(lambda _: self._looking.pop(host, None))
@@ -136,8 +136,8 @@ def parsed_networks(texts: Iterable[str]) -> Iterator[Network]:
 
 
 def around(ip: Ip) -> Network:
-    """Returns the site of an address: its private block, else a network of the size that an organization
-    usually has.
+    """Returns the site of an address: the block of _SITES that contains it, or else the /16 (IPv4) or /48 (IPv6) around
+    it, the usual size of an organization's network.
     """
     for site in _SITES:
         if ip in site:
@@ -148,7 +148,7 @@ def around(ip: Ip) -> Network:
 def own_networks(proc: Path = Path("/proc/net")) -> Iterator[Network]:
     """Yields the networks of this machine's interfaces except loopback, from proc(5)'s net/route and net/if_inet6.
 
-    Reading them waits for no driver, unlike netlink, which psutil uses.
+    These files are read without waiting for a driver. psutil uses netlink, which may wait.
     """
     for line in _lines(proc / "route")[1:]:
         words = line.split()

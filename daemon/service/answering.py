@@ -43,8 +43,8 @@ Timed = Callable[[str, float, str], None]
 
 
 class Guarded(Protocol):
-    """A service whose methods are wrapped. ``hints``: the text of a status includes the hint of its error. ``timed`` is
-    called with the method, the seconds and the outcome of each call: ok, failed or cancelled."""
+    """A service whose methods are wrapped. ``hints``: whether the text of a status includes the hint of its error.
+    ``timed`` is called with the method, the seconds and the outcome of each call: ok, failed or cancelled."""
 
     audit: Audit
     hints: bool
@@ -88,7 +88,7 @@ def answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaitab
         except (asyncio.CancelledError, grpc.aio.InternalError) as e:
             # InternalError: gRPC could not write because the caller went away.
             if caller is not None:
-                # What was asked for may be done all the same.
+                # The change may take effect although the caller is gone, so it is logged.
                 self.audit.call(caller, described(name, request), scope, PeerError("the caller went away"))
             raise asyncio.CancelledError from e
         except Exception as e:
@@ -107,16 +107,16 @@ T = TypeVar("T")
 
 
 class CallKind(Enum):
-    """A kind of calls, which share threads: at most ``most`` calls of a share at the same time, and ``each`` calls of
-    one caller.
+    """A kind of calls. Calls of one kind and share use the same threads.
 
-    TCP has ``each / 2`` more calls in all, but at most ``most`` calls of one token or certificate.
+    At the same time, a share has at most ``most`` calls, and a caller at most ``each``. The share TCP has at most
+    ``most + each / 2`` calls, of which one token or certificate has at most ``most``.
     """
 
     QUERY = ("queries", 32, 16)
     TARGETS = ("requests for stacks or variables", 8, 4)
     PREFLIGHT = ("requests for facts before a job", 4, 2)
-    MANY = ("queries for others", 8, 4)
+    MANY = ("relayed queries", 8, 4)
     EVAL = ("requests to run code", 4, 2)
     CONTROL = ("requests for status or settings", 12, 8)
     FINDINGS = ("calls that wait for findings", 64, 16)
@@ -180,7 +180,7 @@ class CallAdmission:
         def ended(done: asyncio.Future[T]) -> None:
             share.leave(caller)
             if not done.cancelled():
-                # Without this, asyncio logs the error of a call whose caller went away, with its stack.
+                # Reads the exception. Otherwise asyncio would log it with a traceback if the caller went away.
                 done.exception()
 
         future.add_done_callback(ended)
@@ -188,7 +188,9 @@ class CallAdmission:
 
     @contextmanager
     def counted(self, kind: CallKind, caller: Caller) -> Iterator[None]:
-        """Counts a call that needs none of these threads. Raises Overloaded in the same cases as ``start``."""
+        """Returns a context manager for a call that needs no thread: the call counts until the context ends. Raises
+        Overloaded in the same cases as ``start``.
+        """
         share = self._shares[kind, caller.share]
         share.enter(caller)
         try:

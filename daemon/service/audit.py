@@ -1,7 +1,7 @@
 """The audit log: callers, their calls and the outcomes, in a limited number of lines. All refusals are counted.
 
-The lines of one caller leave room for those of others, and changes that need more rights for those that need less: else
-a flood of calls would hide a change.
+Each caller has a limit of lines for each scope, and refusals and reads share a limit of their own. With one limit for
+all lines, a flood of calls could hide a change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ QUIET_S = 10.0
 MAX_REMEMBERED = 1000
 # Within this time only the first read of each caller and kind is logged, s.
 READS_S = 60.0
-# The most lines in a second: of changes that one caller makes by one scope, and of refusals and reads of all callers.
+# The maximum number of lines a second. The limit holds for the changes of each caller and scope, and for the refusals
+# and reads of all callers together.
 MAX_LINES = 20
 MAX_WORD, MAX_LINE = 200, 4000
 _log = logging.getLogger("probing.audit")
@@ -35,14 +36,18 @@ class Audit:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
         self._now = now
-        # By caller and reason: the time of the last line, and the refusals since. The least recent comes first.
+        # The time of the last line, and the number of refusals since that line, by caller and reason. The least
+        # recently used entry comes first.
         self._lines: OrderedDict[tuple[str, str, str], tuple[float, int]] = OrderedDict()
         self._reads: OrderedDict[tuple[tuple[str, str, str], str], float] = OrderedDict()
-        # By caller and scope, of all refusals and reads under no caller: the begin of a second, and the lines in it.
+        # The beginning of the current second, and the number of lines in this second, by caller and scope. The refusals
+        # and reads of all callers are counted under an empty caller.
         self._seconds: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def refused(self, caller: Caller, what: str, why: str, *, kind: str = "") -> None:
-        """Counts a refusal under ``kind``, or under ``why``. Logs it, but the same refusal once within QUIET_S."""
+        """Counts a refusal under ``kind``; if ``kind`` is empty, under the text of ``why`` before its first colon. Logs
+        the same refusal at most once within QUIET_S.
+        """
         self.counts[kind or why.partition(":")[0]] += 1
         now = self._now()
         key = (str(caller), what, kind or why)
@@ -79,7 +84,7 @@ class Audit:
         return due
 
     def _write(self, line: str, caller: Caller = NOBODY, scope: Scope = Scope.READ) -> bool:
-        """Returns whether the line was written: there may be too many in this second."""
+        """Writes a line, unless there are too many of its kind in this second. Returns whether it was written."""
         key, now = (f"{caller.listener}: {caller.holder}" if caller.who else "", scope.value), self._now()
         second, count = self._seconds.pop(key, (now, 0))
         if now - second >= 1.0:
@@ -91,7 +96,7 @@ class Audit:
         while len(self._seconds) > MAX_REMEMBERED:
             self._seconds.popitem(last=False)
         if count < MAX_LINES:
-            # Texts of callers and of the collector are in it, and could look like lines of their own.
+            # The line contains texts of callers and of the collector, which could forge further lines if not escaped.
             _log.warning("%s", escape(line, MAX_LINE))
         return count < MAX_LINES
 

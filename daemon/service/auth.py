@@ -1,6 +1,7 @@
-"""Decides which calls a caller may make: by the user of the Unix socket, and on TCP by a token, a certificate, or both.
+"""Decides which calls a caller may make. Callers on the Unix socket have all scopes; on TCP a token, a certificate, or
+both determine the scopes.
 
-``Doors`` has all guards of the public ports: tokens, TLS, the audit log, and the limit of calls a second for each
+``Doors`` contains everything that protects the public ports: tokens, TLS, the audit log, and the rate limit of each
 caller over TCP.
 """
 
@@ -23,7 +24,7 @@ from probing.daemon.service.tokens import GRANTS, ONLY, Tokens
 
 __all__ = ("FOR_JOBS", "RIGHTS", "Doorkeeper", "Doors", "Rates", "check_listen", "permit", "require")
 
-# A caller that paused may make the calls of this many seconds at once.
+# A caller's burst: as many calls as its rate allows in this many seconds.
 BURST_S = 2.0
 MAX_CALLERS = 4096
 
@@ -34,11 +35,12 @@ class Rates:
     def __init__(self, per_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
         self._now = now
-        # The number of calls left, and the time of the last call; the least recent first.
+        # The number of calls left in each caller's bucket, and the time of the caller's last call. The least recent
+        # comes first.
         self._left: OrderedDict[tuple[str, str, str], tuple[float, float]] = OrderedDict()
 
     def take(self, caller: Caller) -> None:
-        """Counts a call. Raises Overloaded if the user or the address makes too many calls with its token."""
+        """Counts a call. Raises Overloaded if the caller (``Caller.key``) makes too many calls."""
         if math.isinf(self._per_s):
             return
         key, now = caller.key, self._now()
@@ -151,7 +153,7 @@ class Doorkeeper:
             caller = dataclasses.replace(caller, name=certificate.name, nodes=certificate.nodes)
         if token is not None:
             scopes = token.scopes & _most(certificate)
-            # A site may give all people one certificate, and each a token, which has the rights.
+            # A site may give all people the same certificate, and each person a token with that person's rights.
             name = f"{caller.name}, {token.name}" if certificate and not peer else caller.name or token.name
             return dataclasses.replace(caller, name=name, scopes=scopes, jobs=token.jobs)
         if peer or not self._tokens.wanted:
@@ -161,8 +163,8 @@ class Doorkeeper:
 
 
 def _most(certificate: Certificate | None) -> frozenset[Scope]:
-    """Returns the scopes that a token can have in addition to ``certificate``: a node cannot act as a user, nor a user
-    as a node.
+    """Returns the scopes that a token can give to a caller with ``certificate``: a node cannot act as a user, nor a
+    user as a node.
     """
     if certificate is None:
         return frozenset(Scope)
@@ -170,7 +172,7 @@ def _most(certificate: Certificate | None) -> frozenset[Scope]:
 
 
 def permit(method: str, request: Any, caller: Caller) -> Scope:
-    """Returns the scope that the call uses. Raises PrivilegeError if the caller may not make the call."""
+    """Returns the scope that the call uses. Raises PrivilegeError if the caller has no right to make the call."""
     needed = RIGHTS[method]
     scope = needed(request) if callable(needed) else needed
     require(caller, scope)
@@ -213,7 +215,7 @@ def check_listen(
         return
     if not token_file and not client_ca:
         raise ConfigError(
-            f"{key} = {address} would answer everybody who can connect; on loopback, each user of this machine",
+            f"{key} = {address} would answer everybody who can connect; on loopback, that is each user of this machine",
             hint="set token_file, or tls.client_ca, or insecure = true where everybody may read",
         )
     if not tls and not is_loopback(address):
@@ -224,7 +226,7 @@ def check_listen(
 
 
 class Doors(NamedTuple):
-    """The guards of one service."""
+    """The objects that protect the ports of one service."""
 
     tokens: Tokens
     tls: Tls
@@ -233,8 +235,8 @@ class Doors(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> Doors:
-        """Returns the guards that ``config`` sets. Raises ConfigError for an open port, or files that cannot
-        be used.
+        """Makes the objects from ``config``. Raises ConfigError for a port that is open to all, or files that cannot be
+        used.
         """
         for key, address in (("listen", config.listen), ("http", config.http)):
             if address:

@@ -25,7 +25,7 @@ __all__ = ("CollectorClient",)
 KEPT = 4
 RELEASE_TIMEOUT_S = 2.0
 MAX_REPORTED = 1000
-_HINT = "the daemon starts it again: ask again; if the error stays, the daemon's log says why the collector ends"
+_HINT = "the daemon restarts the collector: ask again; if the error stays, the daemon's log says why the collector ends"
 _Cancelled = Callable[[], bool]
 _T = TypeVar("_T")
 
@@ -35,7 +35,8 @@ def _never() -> bool:
 
 
 class CollectorClient:
-    """Sends requests to the collector. Safe for many threads: each request has a connection; up to KEPT stay open.
+    """Sends requests to the collector. Thread-safe: each request has its own connection. Up to KEPT idle connections
+    stay open.
 
     Every method raises PeerError if the collector does not answer, and the error in its answer if there is one. Methods
     with ``cancelled`` raise QueryError once ``cancelled`` returns True.
@@ -57,7 +58,7 @@ class CollectorClient:
         return _read(Header, self._request({"op": "status"}, timeout), "status")
 
     def pause(self, paused: bool, timeout: float) -> bool:
-        """Stops or resumes all probes. Returns whether they are paused now."""
+        """Pauses or resumes all probes. Returns whether the probes are now paused."""
         answer = self._request({"op": "pause", "paused": paused}, timeout)
         return bool(answer.header.get("paused", paused))
 
@@ -82,7 +83,9 @@ class CollectorClient:
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
     ) -> tuple[list[ProcessStacks], list[ReadFailure]]:
-        """Returns the packed stacks of each process, and the failures in StacksReply. ``timeout``: s, per process."""
+        """Returns the packed stacks of each process, and the failures for StacksReply. ``timeout``: seconds for each
+        process.
+        """
         answer = self._of_processes("stacks", pids, job, timeout, {"native": native, "locals": with_locals})
         return split_stacks(answer.header, answer.payload)
 
@@ -93,8 +96,8 @@ class CollectorClient:
     def evaluate(self, request: Mapping[str, Any], timeout: float) -> Header:
         """Runs code in processes; returns ``results`` and ``failures`` of ``inject.requests.Evaluations``.
 
-        ``request``: ``pids``, ``job``, ``rank``, ``code``, ``seconds`` for the code, ``session``, ``ends``, and
-        ``caller`` for the audit rows.
+        ``request`` has the keys ``pids``, ``job``, ``rank``, ``code``, ``seconds`` (the time limit of the code),
+        ``session``, ``ends`` (whether the session ends), and ``caller`` (for the audit rows).
         """
         return _read(Header, self._request({"op": "eval", **request}, timeout), "results")
 
@@ -103,7 +106,7 @@ class CollectorClient:
         return int(_read(Header, self._request({"op": "label", **request}, timeout), "ranks")["ranks"])
 
     def keep_group(self, group: str, record: bytes, number: int, timeout: float) -> None:
-        """Writes the record of a group to disk, unless one with a higher ``number`` was written before."""
+        """Writes the record of a group to disk, unless a record with a higher ``number`` was written before."""
         self._request({"op": "keep_group", "group": group, "number": number}, timeout, payload=record)
 
     def kept_groups(self, timeout: float) -> tuple[dict[str, str], list[str]]:
@@ -131,11 +134,12 @@ class CollectorClient:
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: _Cancelled = _never
     ) -> Iterator[QuerySnapshot]:
-        """Yields a snapshot of the rows in ``needs`` (by table); its files stay until the context ends.
+        """Yields a snapshot of the rows in ``needs`` (by table). Its files stay until the context ends.
 
-        ``timeout``: the time for the answer and until then, s.
+        ``timeout``, in seconds, limits the wait for the answer, and then the time for which the collector keeps the
+        snapshot.
 
-        The connection stays open until then: the collector releases the snapshots of a connection that breaks.
+        The connection stays open until the context ends: if it breaks, the collector releases its snapshots.
         """
         asked = {name: need.packed() for name, need in needs.items()}
         request: Header = {"op": "snapshot", "tables": list(needs), "needs": asked, "seconds": timeout}
@@ -173,7 +177,8 @@ class CollectorClient:
             try:
                 return channel, self._exchange(channel, header, payload, deadline, cancelled)
             except ChannelClosed as e:
-                # A kept connection may belong to a collector that has been replaced meanwhile.
+                # A kept connection may belong to a collector that has since been replaced, so another connection is
+                # tried.
                 if not reused:
                     raise PeerError("the collector ended before it answered", hint=_HINT) from e
             except ChannelTimeout as e:
@@ -212,7 +217,7 @@ class CollectorClient:
 
 
 def _read(kind: type[_T], message: Message, what: str) -> _T:
-    """Returns the fields of the header and of the payload, which has the large fields, as a ``kind``."""
+    """Returns a ``kind`` made from ``message``. The header has the small fields, the payload has the large fields."""
     try:
         return typed(kind, {**message.header, **typed_json(Header, message.payload or b"{}")})
     except ValueError as e:

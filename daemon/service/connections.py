@@ -1,7 +1,7 @@
 """Accepts TCP connections of callers who are not identified yet.
 
-Handshakes are limited in time and number, but no caller can keep other callers out. The kernel names the user of the
-peer.
+Handshakes are limited in time and number, but no caller can keep other callers out. The kernel reports the user of a
+peer on this machine.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = (
 
 
 def peer_name(connection: Connection) -> str:
-    """Returns ``ADDRESS, uid N`` for a peer whose socket is in this network namespace, else ``ADDRESS``; ``unknown``
-    for a connection that has ended."""
+    """Returns ``ADDRESS, uid N`` for a peer whose socket is in this network namespace, and ``ADDRESS`` for other peers.
+    Returns ``unknown`` for a connection that has ended."""
     try:
         address = str(connection.getpeername()[0])
     except OSError:
@@ -42,9 +42,10 @@ _C = TypeVar("_C")
 
 
 class Places(Generic[_C]):
-    """Places for at most ``most`` connections, and for ``each`` of one holder. A new connection always gets a place. If
-    none is free, it replaces the oldest connection of its holder, if the holder has ``each`` connections, or else of
-    the holder with the most connections."""
+    """Limits connections to ``most`` in total and ``each`` of one holder. A new connection is always accepted. At a
+    limit, it replaces an old connection: the oldest of its own holder, if that holder has ``each`` connections or as
+    many as any other holder; otherwise the oldest of the holder with the most connections.
+    """
 
     def __init__(self, most: int, each: int) -> None:
         self._most = most
@@ -56,8 +57,8 @@ class Places(Generic[_C]):
         return sum(map(len, self._held.values()))
 
     def take(self, holder: str, connection: _C) -> tuple[str, _C] | None:
-        """Gives ``connection`` a place. Returns the holder and the connection that lost its place, which is to be
-        closed.
+        """Adds ``connection``. Returns the holder of the connection that it replaces, and that connection, which the
+        caller has to close. Returns None if it replaces no connection.
         """
         held, lost = len(self._held.get(holder, ())), None
         if held >= self._each or len(self) >= self._most:
@@ -69,7 +70,7 @@ class Places(Generic[_C]):
         return lost
 
     def leave(self, holder: str, connection: _C) -> None:
-        """Gives the place back, if ``connection`` still has it."""
+        """Removes ``connection``, unless it was replaced before."""
         held = self._held.get(holder, [])
         if connection in held:
             held.remove(connection)
@@ -79,7 +80,7 @@ class Places(Generic[_C]):
 
 HANDSHAKE_S = 5.0
 SHUTDOWN_S = 2.0
-# The most connections in their handshake: of one port, and of one address or local user.
+# The maximum number of simultaneous handshakes on one port, and of one address or local user.
 MOST = 64
 EACH = 16
 # The pause when the process has no descriptor left, s.
@@ -96,13 +97,13 @@ _PLAIN = frozenset(
         "RECORD_LAYER_FAILURE",
     )
 )
-# Python 3.10 does not wait until the other end has closed TLS.
+# Python 3.10 lacks this argument: it does not wait until the other end has closed TLS.
 _SHUTDOWN: dict[str, Any] = {"ssl_shutdown_timeout": SHUTDOWN_S} if sys.version_info >= (3, 11) else {}
 _log = logging.getLogger(__name__)
 
 
 class Handshakes:
-    """Passes connections to protocols of ``make`` once their handshake has ended. Belongs to one event loop."""
+    """Passes each connection to a protocol of ``make`` after the TLS handshake. Belongs to one event loop."""
 
     def __init__(self, name: str, tls: Tls, make: Callable[[], asyncio.Protocol], audit: Audit) -> None:
         self._name = name

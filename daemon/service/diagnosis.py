@@ -57,7 +57,8 @@ class Diagnosis:
         self._certified = certified
         self._stored = stored
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
-        # Sockets are read at this interval, s; the processes that hold them are read at least at every second reading.
+        # The interval at which sockets are read, s. The processes that hold the sockets are read at least at every
+        # second reading of the sockets.
         self._look_s = max(config.diagnose.stall_s, config.net.tcp_interval_s)
         self._grace_s, self._trusted = max(15.0, 3 * config.net.tcp_interval_s), config.cluster.trust_claims
         self._hook_socket = f"{config.runtime_dir}/hook.sock"

@@ -15,7 +15,7 @@ from probing.api.wire import ERROR_KEY
 
 __all__ = ("abort", "status_of", "to_proto")
 
-# The most bytes of a text: HTTP/2 peers commonly refuse more than 8 KiB of metadata.
+# The maximum length of a text, characters: HTTP/2 peers commonly refuse more than 8 KiB of metadata.
 MAX_TEXT = 2000
 # The first match counts, so subclasses come before their bases.
 _CODES: tuple[tuple[type[errors.ProbingError], grpc.StatusCode], ...] = (

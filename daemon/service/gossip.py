@@ -47,8 +47,8 @@ def packed(message: Message) -> pb.GossipMessage:
 
 
 def message_of(sent: pb.GossipMessage, *, local: bool = False) -> Message:
-    """Returns the message in ``sent``. Raises PeerError for a message above the limits. ``local``: Unix sockets are
-    valid addresses.
+    """Returns the message in ``sent``. Raises PeerError for a message that exceeds the limits or is invalid. ``local``:
+    whether Unix sockets are valid addresses.
     """
     lists = len(sent.marks), len(sent.wanted), len(sent.buckets), len(sent.digests)
     if sent.ByteSize() > MAX_BYTES or len(sent.updates) > MAX_UPDATES or max(lists) > MAX_MARKS:
@@ -107,11 +107,11 @@ def _record(sent: pb.MemberRecord, local: bool) -> Record:
 
 MAX_CALLS = 64
 MAX_RELAYS = 16
-# The pause between two look-ups of seeds whose name has several addresses, s.
+# The pause between two look-ups of the seeds that are given as ``dns:NAME:PORT``, s.
 RESOLVE_S = 30.0
 MAX_RESOLVED = 4096
 COMPRESS_BYTES = 200
-# If a node's certificate lacked the node's name, TLS tries to prove the name again after this time, s.
+# The pause before TLS tries again to prove a node's name, after the node's certificate lacked the name, s.
 NAMELESS_S = 3600.0
 DNS = "dns:"
 _log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ _log = logging.getLogger(__name__)
 
 class Gossip:
     """Exchanges gossip with other nodes. ``seeds``: addresses, or ``dns:NAME:PORT`` for all addresses of a name.
-    ``local``: peers may be Unix sockets.
+    ``local``: whether addresses of peers may be Unix sockets.
 
     ``peers`` has the connections to other nodes. Belongs to one event loop.
     """
@@ -141,7 +141,7 @@ class Gossip:
         self._relays = 0
         self._unresolved: dict[str, str] = {}
         self._skipped = 0
-        # Whether the certificate of this node names it.
+        # Whether this node's certificate contains its name.
         self._named = False
         # The time when a node's certificate was seen to lack the node's name, by name of the node.
         self._nameless: dict[str, float] = {}
@@ -175,7 +175,9 @@ class Gossip:
         return packed(self._membership.answer(message, reached=reached, relayed=proof or b"", certified=certified))
 
     def sources(self) -> list[SourceState]:
-        """Returns the row of gossip for ``status`` and ``probing.sources``; empty if this node has no other nodes."""
+        """Returns the row about gossip for ``status`` and ``probing.sources``; an empty list if this node knows no
+        other node and has no problem.
+        """
         members = [member for member in self._membership.members() if member.name]
         problems = [*self._membership.problems(), *(f"{name}: {why}" for name, why in self._unresolved.items())]
         if (allowed := self._peers.outgoing.allowed) and (outside := allowed.outside()):
@@ -187,11 +189,11 @@ class Gossip:
         detail = f"{live} of {len(members)} nodes are healthy"
         if unproven := [m.name for m in members if not m.proof]:
             names = ", ".join(unproven[:3]) + (" and others" if len(unproven) > 3 else "")
-            detail += f"; nothing proves the names of {len(unproven)}: {names} (a version before keys)"
+            detail += f"; nothing proves the names of {len(unproven)}: {names} (their versions have no keys)"
         if self._peers.outgoing.nameless(self._membership.name):
-            detail += "; its certificate does not name this node, whose key alone proves it"
+            detail += "; this node's certificate lacks its name, so only its key proves the name"
         if self._skipped:
-            detail += f", {self._skipped} pings were not sent since too many were under way"
+            detail += f", {self._skipped} pings were not sent because too many were under way"
         return [SourceState("cluster", "degraded" if problems else "running", first_of(problems), detail=detail)]
 
     async def _beat(self) -> None:
@@ -200,7 +202,7 @@ class Gossip:
         while True:
             self._make(self._membership.tick())
             await self._peers.close_idle()
-            # After a pause of this process, missed ticks are left out.
+            # If this process was paused, the missed ticks are skipped.
             due = max(due + self._membership.heartbeat_s, loop.time())
             await asyncio.sleep(due - loop.time())
 
@@ -240,8 +242,8 @@ class Gossip:
         return await self._ask(call, seconds, ""), False
 
     def _may_prove(self, node: str, now: float) -> bool:
-        """Returns whether TLS should prove the name of ``node``: only if certificates contain names, as far as this
-        node can tell.
+        """Returns whether TLS should prove the name of ``node``: only if the certificates of this node and of ``node``
+        are believed to contain the nodes' names.
         """
         if not self._peers.outgoing.may_check(node):
             return False
@@ -268,7 +270,8 @@ class Gossip:
             if allowed := self._peers.outgoing.allowed:
                 await allowed.set_seeds(seeds)
             self._membership.set_seeds(seeds)
-            # If nodes share a certificate that does not name them, gRPC would log each missing name.
+            # If this node's certificate lacks its name, the nodes seem to share a certificate that does not name them.
+            # TLS is then not asked to prove names: gRPC would log each missing name.
             self._named = not await asyncio.to_thread(self._peers.outgoing.nameless, self._membership.name)
             await asyncio.sleep(RESOLVE_S)
 

@@ -1,4 +1,4 @@
-"""The launchers that are connected to this node: their reports come in, records, leases and questions go out."""
+"""Receives reports of the launchers that are connected to this node, and sends them records, leases and requests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GroupLaunchers:
                 self._workers.leave(launcher)
 
     async def log(self, request: pb.GroupLogRequest, caller: Caller) -> pb.GroupLogReply:
-        """Returns a part of the log of a rank, which its launcher reads. Raises ProbingError."""
+        """Returns a part of the log of a rank; the launcher of the rank reads it. Raises ProbingError."""
         entry = self._records.find(request.name)
         if entry is None or (group := entry.known) is None:
             raise NotFound(
@@ -77,7 +77,7 @@ class GroupLaunchers:
         if launcher.uid != group.spec.uid:
             raise PrivilegeError(f"{worker} is served for {launcher.user}, not for {group.spec.owner}")
         if len(launcher.readings) >= _MAX_READINGS:
-            raise Overloaded(f"{_MAX_READINGS} logs of this launcher are read already", hint="ask again in a while")
+            raise Overloaded(f"{_MAX_READINGS} reads of the launcher's logs are under way", hint="ask again in a while")
         self._readings += 1
         wanted.id = self._readings
         reading = launcher.readings[wanted.id] = asyncio.get_running_loop().create_future()
@@ -110,7 +110,7 @@ class GroupLaunchers:
         try:
             master = self.host(group.ranks()[0].node) if group.port else ""
         except PeerError:
-            # Its name is left, which the ranks resolve.
+            # Without an address the ranks resolve the master's name themselves.
             master = ""
         return pb.WorkOrder(group=record, master=master)
 

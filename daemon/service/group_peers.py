@@ -41,7 +41,7 @@ __all__ = (
 CALL_S = 2.0
 _MEMBERS_S = 1.0
 _KEEP_S = 5.0
-# What a user may have of MAX_GROUPS, and of the memory.
+# The maximum number of groups of one user, and the maximum size of their records, bytes.
 _MAX_OWNED, _MAX_OWNED_BYTES = MAX_GROUPS // 4, 16 << 20
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A record on disk. ``number``: of the write, over all groups."""
+    """A record on disk. ``number``: the sequence number of the write, counted over all groups."""
 
     number: int
     acceptor: Header
@@ -57,7 +57,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class Entry:
-    """What this node has of a group. ``known``: the newest committed record that this node has learned."""
+    """What this node knows about a group. ``known``: the newest committed record that this node has learned."""
 
     acceptor: Acceptor = field(default_factory=Acceptor)
     known: Group | None = None
@@ -67,7 +67,7 @@ class Entry:
 
     @property
     def record(self) -> Group | None:
-        """The record that says whose group it is: ``known``, else the accepted record; None if there is neither."""
+        """The record that decides who owns the group: ``known``, or else the accepted record; None without records."""
         value = self.acceptor.accepted.value
         if self.known is not None or not value:
             return self.known
@@ -77,7 +77,7 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """The id of the group whose record is here; empty if there is no record yet."""
+        """The id of the group in ``record``; empty if there is no record yet."""
         record = self.record
         return record.spec.id if record else ""
 
@@ -96,19 +96,19 @@ class Entry:
 class Records:
     """The entries of all groups, which are on disk before a call returns. Belongs to one event loop.
 
-    A name of which no record was accepted here is in memory only, and forgotten when there are too many: anybody can
-    ask about names. Until then the node has promised nothing that a record depends on: at worst two groups are created
-    under one name at the same time, see ``learn``.
+    A name without an accepted record is only in memory. If there are too many such names, the least recently used name
+    is forgotten, since anybody can ask about names. That is safe: no record depends on a promise for such a name. At
+    worst two groups are created under one name at the same time, see ``learn``.
 
-    ``on_news`` is called with the name and the entry of a group once a newer record is known, even if whoever told the
-    record has gone away meanwhile.
+    ``on_news`` is called with the name and the entry of a group once a newer record is known, even if the sender of the
+    record has gone away by then.
     """
 
     def __init__(self, collector: CollectorClient) -> None:
         self._collector = collector
         self.on_news: Callable[[str, Entry], None] = lambda *_: None
         self.entries: dict[str, Entry] = {}
-        # Names without a record, those asked about least lately first.
+        # Names without a record, the least recently used first.
         self._unknown: OrderedDict[str, Entry] = OrderedDict()
         self._loaded = asyncio.Event()
         self._damaged: set[str] = set()
@@ -135,14 +135,16 @@ class Records:
         return self._loaded.is_set()
 
     async def await_loaded(self) -> None:
-        """Waits a few seconds for ``load``, as a node answers before the collector does. Raises PeerError then."""
+        """Waits for ``load``, at most _KEEP_S, because the service answers before the collector does. Raises PeerError
+        if the records are not loaded in this time.
+        """
         try:
             await asyncio.wait_for(self._loaded.wait(), _KEEP_S)
         except asyncio.TimeoutError:
             raise _starting() from None
 
     def find(self, name: str) -> Entry | None:
-        """Returns the entry of the group with this name, None if there is none.
+        """Returns the entry of the group with this name; None for an unknown group.
 
         Raises PeerError before the records are loaded, and for a group whose record cannot be read: without it this
         node might break its promises.
@@ -154,7 +156,7 @@ class Records:
         return self.entries.get(name)
 
     def entry(self, name: str, identity: str = "") -> Entry:
-        """Returns the entry of the group with this name and id, a new one if it is not known.
+        """Returns the entry of the group with this name and id. Makes a new entry for an unknown name.
 
         Raises PeerError as ``find`` does, and PrivilegeError if another group has the name.
         """
@@ -194,7 +196,7 @@ class Records:
         return await _whole(entry, accepted)
 
     async def learn(self, name: str, committed: Committed) -> None:
-        """Notes a record that is committed, if it is newer than the known record."""
+        """Stores a committed record if it is newer than the known record."""
         entry = self.entry(name)
         if committed.ballot <= entry.ballot:
             return
@@ -207,8 +209,9 @@ class Records:
             self.check_room(name, group, len(committed.value))
             acceptor = entry.acceptor.learn(committed)
             if entry.id not in ("", group.spec.id):
-                # Another group was created under this name at the same time, and its nodes did not agree. From now on
-                # this node refuses what is about that group, so it may forget what it accepted.
+                # This node accepted a record of a second group, created at the same time under the same name, but the
+                # voters did not choose it. From now on this node refuses messages about the second group, so it may
+                # forget that record.
                 acceptor = replace(acceptor, accepted=Proposal())
             await self._keep(name, entry, acceptor)
             entry.known = group
@@ -217,7 +220,9 @@ class Records:
         await _whole(entry, learned)
 
     def check_room(self, name: str, group: Group, length: int) -> None:
-        """Raises Overloaded if there are too many groups, or their owner has too many here, or too large ones."""
+        """Raises Overloaded if this node has too many groups, or if the owner of ``group`` has too many groups or too
+        large records on this node.
+        """
         spec, number = group.spec, 1
         if name not in self.entries and len(self.entries) >= MAX_GROUPS:
             raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
@@ -233,7 +238,7 @@ class Records:
             )
 
     async def _keep(self, name: str, entry: Entry, acceptor: Acceptor) -> None:
-        """Writes the state to disk, if it has a record; only then it counts."""
+        """Makes ``acceptor`` the state of the entry. If there is a record, writes the state to disk first."""
         if self.entries.get(name, self._unknown.get(name)) is not entry:
             raise PeerError(f"the name {name} was forgotten meanwhile", hint="ask again")
         if acceptor == entry.acceptor:
@@ -257,9 +262,9 @@ def _starting() -> PeerError:
 
 
 async def _whole(entry: Entry, step: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Returns the result of ``step``, which has the lock of the entry until its end, even if the caller goes away.
+    """Returns the result of ``step``, which runs to its end under the lock of the entry even if the caller goes away.
 
-    Otherwise a write that nobody waits for could end after a newer one.
+    Without the lock, a write whose caller has gone away could end after a newer write.
     """
 
     async def locked() -> _T:
@@ -270,7 +275,9 @@ async def _whole(entry: Entry, step: Callable[[], Coroutine[Any, Any, _T]]) -> _
 
 
 def _check_order(known: Group | None, group: Group) -> None:
-    """Raises FormatError for a record that cannot follow the known record: no number in it ever decreases."""
+    """Raises FormatError if one of the record's numbers is lower than in the known record, so it cannot be a later
+    record.
+    """
     if known is not None and any(new < old for new, old in zip(_numbers(group), _numbers(known), strict=True)):
         raise FormatError(f"the record of group {known.spec.name} is older than the record here")
 
@@ -280,7 +287,9 @@ def _numbers(group: Group) -> tuple[int, int, int]:
 
 
 def _checked(name: str, record: bytes, before: Group | None) -> Group:
-    """Returns the record. A group belongs to the first owner whose record a node has."""
+    """Returns the parsed record. Raises FormatError for a record of another name, and PrivilegeError for a record of
+    another owner: a group belongs to the first owner whose record this node has.
+    """
     group = Group.from_json(record)
     if group.spec.name != name:
         raise FormatError(f"the record is of group {group.spec.name[:64]}")
@@ -290,7 +299,7 @@ def _checked(name: str, record: bytes, before: Group | None) -> Group:
 
 
 class GroupPeers:
-    """Calls Agree of other nodes; calls about this node are answered by ``local``. Implements ``proposer.Peers``.
+    """Calls Agree of other nodes, and ``local`` in place of a call to this node. Implements ``proposer.Peers``.
     ``now``: a clock like time.monotonic(), s.
     """
 
@@ -389,14 +398,15 @@ def proposal_of(sent: pb.Proposal) -> Proposal:
 
 
 def free_port(first: int, taken: Collection[int] = ()) -> int:
-    """Returns the first free TCP port from ``first`` on, without those ``taken``. Raises PeerError if the next 64 are
-    in use.
+    """Returns the first free TCP port from ``first`` on that is not in ``taken``. Raises PeerError if none of the next
+    PORTS ports is free.
     """
     for port in range(first, min(first + PORTS, 65_536)):
         if port in taken:
             continue
         with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as sock:
-            # A rendezvous that ended lately leaves connections in TIME_WAIT, which its successor may ignore.
+            # A recently ended rendezvous leaves connections in TIME_WAIT. With SO_REUSEADDR the next rendezvous can
+            # listen anyway.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 sock.bind(("", port))

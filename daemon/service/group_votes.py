@@ -1,4 +1,6 @@
-"""Answers the other nodes of a group: votes on its record, leases, rows of its workers, and a port for its master."""
+"""Answers the other nodes of a group: votes on the group's record, grants leases, returns rows of workers, and finds a
+port for the master.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ from probing.groups.spec import NAME
 
 __all__ = ("GroupVotes",)
 
-# A port that a group was given stays its own for this time, in which its rank 0 begins to listen, s.
+# How long a port stays reserved for the group that got it, s. The group's rank 0 begins to listen within this time.
 _PORT_S = 60.0
 
 
 class GroupVotes:
-    """What this node answers other nodes of its groups. Belongs to one event loop. ``now``: a clock like
+    """Makes this node's answers to the other nodes of its groups. Belongs to one event loop. ``now``: a clock like
     time.monotonic(), s.
     """
 
@@ -39,18 +41,19 @@ class GroupVotes:
         self, node: str, records: Records, workers: Workers, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._node, self._records, self._workers, self._now = node, records, workers, now
-        # The port that was found for a group here, and until when it is kept for the group.
+        # The port that was found on this node for each group, and the time until which it stays reserved.
         self._ports: dict[str, tuple[int, float]] = {}
         self._finding = asyncio.Lock()
 
     async def agree(self, request: pb.AgreeRequest, caller: Caller | None = None) -> pb.AgreeReply:
-        """Answers another node, or this one (None). Raises ProbingError."""
+        """Answers another node, or this node if ``caller`` is None. Raises ProbingError."""
         name, step = request.group, request.WhichOneof("step")
         if not NAME.fullmatch(name):
             raise FormatError("the message has no name of a group")
         reply = pb.AgreeReply(node=self._node, agrees=True)
         if step in ("prepare", "accept", "learn"):
-            # What is committed has the name, whatever else was proposed.
+            # A committed record owns the name, so ``learn`` takes it even if this node has accepted a record with
+            # another id under that name.
             entry = self._records.entry(name, "" if step == "learn" else request.id)
             _check_member(request, entry, caller)
             await self._vote(name, request, reply)
@@ -85,7 +88,7 @@ class GroupVotes:
 
     async def _port(self, name: str, first: int) -> int:
         """Returns a free port, and keeps it for the group until its ranks have begun to listen."""
-        # One at a time: groups that start together would find the same port.
+        # Ports are found one at a time, since groups that start together would find the same port.
         async with self._finding:
             return await self._found_port(name, first)
 
@@ -102,11 +105,13 @@ class GroupVotes:
 
 
 def _check_member(request: pb.AgreeRequest, entry: Entry, caller: Caller | None) -> None:
-    """Raises PrivilegeError if certificates prove that the caller is no node of the group, or uses another's ballot."""
+    """Raises PrivilegeError if certificates prove that the caller is not a node of the group, or uses the ballot of
+    another node.
+    """
     if caller is None or not caller.nodes:
         return
     if entry.known is not None and caller.nodes.isdisjoint(node.lower() for node in entry.known.nodes):
-        raise PrivilegeError(f"{caller.name} is no node of group {request.group}")
+        raise PrivilegeError(f"{caller.name} is not a node of group {request.group}")
     ballot = request.prepare if request.HasField("prepare") else request.accept.ballot
     if not request.HasField("learn") and ballot.node.lower() not in caller.nodes:
         raise PrivilegeError(f"{caller.name} proposes in the name of node {escape(ballot.node, 64)}")

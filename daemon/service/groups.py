@@ -1,8 +1,8 @@
 """Groups of workers on this node: answers launchers, clients and other nodes, and carries out the groups' policies.
 
-The first voter of a group that is healthy and has the record, as this node sees it, leads: it asks all nodes of the
-group for their workers, and proposes the next change of the record. If two nodes lead, the record itself decides
-between them.
+One node leads a group: the first voter that is healthy and has the record, as far as this node knows. The leader asks
+all nodes of the group for their workers, and proposes the next change of the record. If two nodes lead at the same
+time, the record itself decides between them.
 """
 
 from __future__ import annotations
@@ -39,16 +39,19 @@ from probing.groups.spec import NAME, node_of
 __all__ = ("Groups",)
 
 _TICK_S = 0.5
-# The leader asks each node of a group at this interval; of a large group, at least one second for each 50 nodes.
+# The leader asks each node of a group at this interval, s. In a group of more than 50 nodes the interval is longer: the
+# leader asks _NODES_A_SECOND nodes a second.
 _ASK_S = 1.0
 _NODES_A_SECOND = 50
-# A lease is renewed this often within the time of the fence.
+# The number of times that a lease is renewed within the time of the fence.
 _RENEWALS = 6
 _TELL = 16
-# A change whose proposer went away is finished after this time; by the second voter after twice this time, s.
+# If the proposer of a change went away, the first voter finishes the change after this time, s. Each later voter waits
+# this much longer than the voter before it.
 _OPEN_S = 5.0
 _MAX_FINDINGS, _MAX_ABSENT = 4096, 64
-# The default of torchrun's --rdzv-id: the ranks' job would have the name of their master.
+# The default of torchrun's ``--rdzv-id``. No group can have this name: torchrun and probingd treat it as a missing
+# name, so the job would be named after the master.
 _NO_RUN_ID, _OTHER = "none", "give the group another name"
 _log = logging.getLogger("probing.groups")
 _Update = Callable[[Group | None], Group | None]
@@ -75,19 +78,19 @@ class Groups:
         self._now, self._wall_ns = now, wall_ns
         records.on_news = self._learned
         self._watched: dict[str, Watched] = {}
-        # The ballot of the record that each node has confirmed to know, by group.
+        # By group and node: the ballot of the newest record that the node has confirmed to know.
         self._told: dict[str, dict[str, Ballot]] = {}
-        # The ballot of the record that all nodes have confirmed to know, by group.
+        # By group: the ballot of the record that all nodes have confirmed to know.
         self._told_all: dict[str, Ballot] = {}
         self._asked: dict[str, float] = {}
-        # The generation whose leases were asked for last, and when.
+        # By group: the generation for which leases were last requested, and the time of the request.
         self._leased: dict[str, tuple[int, float]] = {}
-        # A proposal that is not known to be committed, and since when, by group.
+        # By group: the ballot of a proposal that is not known to be committed, and the time when it was first seen.
         self._open: dict[str, tuple[Ballot, float]] = {}
         self._busy: set[str] = set()
-        # The generation that hangs and the step that follows, by group.
+        # By group: the generation that hangs, and the step to take because of it.
         self._hangs: dict[str, tuple[int, Step]] = {}
-        # The generation that runs, and since when, by group; on the clock ``now``.
+        # By group: the generation that runs, and the time of its start on the clock ``now``.
         self._began: dict[str, tuple[int, float]] = {}
         # Ids of the findings that were acted on, each with the generation, the oldest first.
         self._findings: OrderedDict[tuple[str, int], None] = OrderedDict()
@@ -107,8 +110,8 @@ class Groups:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def group(self, request: pb.GroupRequest, caller: Caller, new: Group | None = None) -> pb.GroupReply:
-        """Returns the records that were asked for, after the change in ``request``. ``new``: the record in it, if it
-        was read already. Raises ProbingError.
+        """Makes the change in ``request``, if there is one, and returns the requested records. ``new``: the record of a
+        ``create``, if the caller has parsed it already. Raises ProbingError.
         """
         await self._records.await_loaded()
         kind = request.WhichOneof("change")
@@ -117,7 +120,9 @@ class Groups:
             chosen = [one for one in known if not request.name or one.spec.name == request.name]
             return pb.GroupReply(node=self._node, groups=[one.to_json() for one in chosen])
         if not NAME.fullmatch(request.name):
-            raise UsageError(f"{escape(request.name, 80)!r} is no name of a group", hint="letters, digits, ., _ and -")
+            raise UsageError(
+                f"{escape(request.name, 80)!r} is not a valid name of a group", hint="letters, digits, ., _ and -"
+            )
         if kind == "create":
             record = await self._create(request.name, new or Group.from_json(request.create), caller)
         elif kind == "order":
@@ -134,16 +139,19 @@ class Groups:
         if new.spec.name != name:
             raise UsageError("the request and the record name two groups")
         if caller.listener == "unix" and caller.uid not in (0, new.spec.uid):
-            raise PrivilegeError(f"uid {caller.uid} may not create a group of uid {new.spec.uid}")
+            raise PrivilegeError(f"uid {caller.uid} has no right to create a group of uid {new.spec.uid}")
         self._records.check_room(name, new, len(new.spec_text))
 
         def update(group: Group | None) -> Group | None:
             if group is None:
                 if name == _NO_RUN_ID:
-                    raise UsageError(f"{name} is no name of a job: torchrun and probingd read it as none", hint=_OTHER)
+                    raise UsageError(
+                        f"a job cannot have the name {name}: torchrun and probingd treat it as a missing name",
+                        hint=_OTHER,
+                    )
                 if new.spec.version != 1:
                     raise UsageError(f"there is no group {name}", hint=f"probingctl group create {name} ...")
-                # Only what the owner signed.
+                # The new record has only the fields that the owner signed.
                 return Group(new.spec_text, new.signature, new.key)
             return None if group.signature == new.signature else group.renewed(new)
 
@@ -156,22 +164,22 @@ class Groups:
         return await self._change(name, update)
 
     async def agree(self, request: pb.AgreeRequest, caller: Caller | None = None) -> pb.AgreeReply:
-        """Answers another node, or this one (None). Raises ProbingError."""
+        """Answers another node, or this node if ``caller`` is None. Raises ProbingError."""
         await self._records.await_loaded()
         return await self._votes.agree(request, caller)
 
     def finding(self, row: Mapping[str, Any], owner: Hashable) -> None:
-        """Notes a stored row of ``diagnosis.findings``, for the policy of the group whose job it is about.
+        """Passes a stored row of ``diagnosis.findings`` to the policy of the group that runs the job in the row.
 
         ``owner``: the uid of the job's user, since anybody may give a job the name of a group. Does not wait. Only the
-        node that made a finding acts on it, and once.
+        node that made a finding acts on it, and only once.
         """
         made_here = row.get("found_by") == self._node
         if made_here and row.get("severity") == "error" and row.get("state") == "open" and self._loop is not None:
             self._loop.call_soon_threadsafe(self._hang, dict(row), owner)
 
     def absences(self, job: str) -> list[Missing]:
-        """Returns which ranks of the group ``job`` do not run, and why, for its diagnosis. For any thread."""
+        """Returns which ranks of the group ``job`` do not run, and why, for its diagnosis. Thread-safe."""
         entry, watched = self._records.entries.get(job), self._watched.get(job)
         if entry is None or entry.known is None or watched is None:
             return []
@@ -193,9 +201,10 @@ class Groups:
         return [SourceState("groups", state, self._problem, detail=detail)]
 
     def _shown(self) -> list[Group]:
-        """Returns the groups of this node that are not deleted, in the order of their names. For any thread.
+        """Returns the groups of this node that are not deleted, in the order of their names. Thread-safe.
 
-        Of a group that it left, or that was only made here, a node does not hear.
+        Groups without this node are left out: a node hears nothing about a group that it left, or that was only created
+        through it.
         """
         known = (entry.known for _, entry in sorted(self._records.entries.items()))
         return [group for group in known if group and group.phase != "deleted" and self._node in group.nodes]
@@ -223,11 +232,11 @@ class Groups:
     def _learned(self, name: str, entry: Entry) -> None:
         group = entry.known
         assert group is not None
-        # Another node wrote the reason, and its owner did not sign it.
+        # The reason is escaped: another node wrote it, and the group's owner did not sign it.
         _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, escape(group.reason))
         self._watched.setdefault(name, Watched()).note(group, self._now())
         if group.phase == "running":
-            # A node that was away learns of it late.
+            # A node that was away learns of the generation late, so the time since its start is subtracted.
             self._began[name] = group.generation, self._now() - max(0, self._wall_ns() - group.since_ns) / 1e9
         self.launchers.tell(name, entry)
 
@@ -245,7 +254,7 @@ class Groups:
                 self._problem = ""
             except ProbingError as e:
                 self._problem = e.message
-            except Exception:  # a bug in the turn of one group must not end the turns of the others
+            except Exception:  # a bug in handling one group must not stop the other groups
                 _log.exception("a turn of the groups failed")
             await asyncio.sleep(_TICK_S)
 
@@ -264,7 +273,9 @@ class Groups:
         task.add_done_callback(self._tasks.discard)
 
     def _is_idle(self, name: str, entry: Entry) -> bool:
-        """Returns whether a group needs no turn: most groups are stopped, and all nodes know so."""
+        """Returns whether a group needs no turn: its ranks are stopped, all its nodes know its record, and no newer
+        record was accepted. That holds for most groups.
+        """
         living = entry.known is not None and entry.known.phase in ("ending", "running")
         told = self._told_all.get(name) == entry.ballot
         return told and not living and entry.acceptor.accepted.ballot <= entry.ballot
@@ -282,7 +293,8 @@ class Groups:
         await self._renew(name, group, now)
         if (hang := self._hangs.get(name)) is not None:
             if hang[0] == group.generation:
-                # If too few voters answer, it is tried again: the finding is not made a second time.
+                # If too few voters answer, ``_take`` raises and the step stays for the next turn: no second finding
+                # would cause it again.
                 await self._take(name, group, hang[1])
             if self._hangs.get(name) is hang:
                 del self._hangs[name]
@@ -311,13 +323,13 @@ class Groups:
         turn = voters.index(self._node) if self._node in voters else len(voters)
         if self._now() - since < _OPEN_S * (turn + 1):
             return False
-        # If too few voters answer, it is tried again after the same time.
+        # If too few voters answer, the change is tried again after the same wait.
         del self._open[name]
         return True
 
     def _leads(self, name: str, group: Group, entry: Entry) -> bool:
-        """Returns whether this node is the first voter that is healthy and has the record: a voter whose record cannot
-        be read, or on which groups are not enabled, carries out nothing.
+        """Returns whether this node is the first voter that is healthy and has confirmed the record. So a voter whose
+        record cannot be read, or on which groups are not enabled, does not lead.
         """
         states, told = self._peers.states(), self._told.get(name, {})
         healthy = (node for node in group.voters if states.get(node) in ("healthy", "recovering"))
@@ -327,7 +339,7 @@ class Groups:
         async def one(node: str) -> None:
             try:
                 reply = await self._peers.ask(node, pb.AgreeRequest(group=name, rows=True))
-                # A node speaks for its workers only.
+                # Only rows about the node's own workers count.
                 rows = [row for row in rows_from(reply.rows) if row.group == name and node_of(row.worker) == node]
                 watched.heard(node, rows, self._now())
             except ProbingError:
@@ -336,7 +348,7 @@ class Groups:
         await asyncio.gather(*map(one, nodes))
 
     async def _take(self, name: str, group: Group, step: Step) -> None:
-        """Carries out a step of the policy, if the record is still ``group``'s generation and phase."""
+        """Carries out a step of the policy, if the record still has the generation and phase of ``group``."""
         address, port = await self._place(name, group) if step.kind == "run" else ("", 0)
 
         def update(present: Group | None) -> Group | None:
@@ -365,7 +377,7 @@ class Groups:
         told = self._told.setdefault(name, {})
         told[self._node] = ballot
         states = self._peers.states()
-        # A node that left the group learns so, unless it is gone.
+        # A node that left the group is told that it left, unless it is gone.
         left = {node for node in told.keys() - group.nodes if states.get(node) != "failed"}
         late = [node for node in sorted(group.nodes | left) if told.get(node) != ballot]
         if not late:
@@ -398,7 +410,7 @@ class Groups:
         if not launchers:
             return
         self._leased[name] = group.generation, now
-        # The lease counts from the report that the launcher sent before the voters were asked.
+        # The lease begins at the last report that the launcher sent before the voters were asked.
         numbers = [(launcher, launcher.number) for launcher in launchers]
         request = pb.AgreeRequest(group=name, id=spec.id, lease=group.generation)
         answers = await asyncio.gather(
@@ -418,7 +430,8 @@ class Groups:
         group = self._of_job(str(row.get("job")), owner)
         if group is None or group.phase != "running" or group.spec.on_hang == "report" or self._is_older(row, group):
             return
-        # Runs that the owner starts at the same master have one name, and so have their findings.
+        # Runs with the same master have the same name, so their findings have the same id. The generation tells them
+        # apart.
         finding = str(row.get("finding_id")), group.generation
         if finding in self._findings:
             return
@@ -431,7 +444,9 @@ class Groups:
         self._hangs[group.spec.name] = group.generation, _restart(group, row)
 
     def _is_older(self, row: Mapping[str, Any], group: Group) -> bool:
-        """Returns whether a finding is about an earlier generation, such as its death at the end of a restart."""
+        """Returns whether a finding is about an earlier generation, for example about the end of that generation in a
+        restart.
+        """
         generation, began = self._began.get(group.spec.name, (-1, 0.0))
         names = ("opened",) if row.get("verdict") in _of_hardware() else ("since", "opened")
         times = [at_ns for at_ns in map(row.get, names) if isinstance(at_ns, int)]
@@ -440,7 +455,9 @@ class Groups:
         return self._now() - (self._wall_ns() - min(times)) / 1e9 < began
 
     def _of_job(self, job: str, owner: Hashable) -> Group | None:
-        """Returns the group whose ranks are the job of this name, which may name its owner, and this owner."""
+        """Returns the group of ``owner`` whose ranks form ``job``. The name of the job is the name of the group, with
+        the owner appended in some cases.
+        """
         name = job.removesuffix(with_owner("", owner)) if isinstance(owner, int) else job
         entry = self._records.entries.get(name)
         group = entry.known if entry else None
@@ -449,8 +466,8 @@ class Groups:
 
 @cache
 def _of_hardware() -> frozenset[str]:
-    """Returns the verdicts about hardware, whose cause may have begun before the generation that it holds up."""
-    # Whoever made a finding has imported the rules already.
+    """Returns the verdicts about hardware. A hardware fault may begin before the generation that it holds up."""
+    # The import costs nothing here: the node has made a finding, so the rules are imported already.
     from probing.diagnosis.ladder import RULES
 
     return frozenset(verdict.id for rule in RULES for verdict in rule.VERDICTS if verdict.group == "hardware")
@@ -504,5 +521,7 @@ def _order(data: bytes) -> Order:
 
 
 async def _pause(met: int) -> None:
-    """Waits a random time, so that of two proposers that met one comes first."""
+    """Waits a random time, so that two proposers that collided do not collide again. ``met``: the number of failed
+    attempts before this one.
+    """
     await asyncio.sleep(random.uniform(0.01, 0.05 * 2 ** min(met, 5)))  # noqa: S311

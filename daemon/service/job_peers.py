@@ -29,9 +29,10 @@ from probing.daemon.service.outgoing import PeerStubs
 __all__ = ("JobPeers",)
 
 MAX_FACTS = 32 << 20
-# The most addresses of a host's name that are used.
+# The maximum number of addresses of a host's name that are used.
 MAX_HOSTS = 8
-# The time for a call to fail by its own deadline, after which its connection is opened anew, s.
+# The time that is left for a call after its gRPC deadline, s. So a call without an answer fails by the gRPC deadline,
+# an error after which PeerStubs opens a new connection.
 _MARGIN_S = 0.1
 _Reply = TypeVar("_Reply")
 # Makes a call with (stub, address, options of the call).
@@ -109,8 +110,8 @@ class JobPeers:
 
 
 async def _facts(node: str, stub: Any, request: pb.FactsRequest, options: Mapping[str, Any]) -> PeerFacts:
-    """Returns the facts that ``node`` sends. Raises PeerError for facts that are too large, or come from
-    another node.
+    """Returns the facts that ``node`` sends. Raises PeerError for facts that are too large or that come from another
+    node.
     """
     parts: list[bytes] = []
     sent = time.time_ns()

@@ -1,8 +1,9 @@
 """Accepts labels from jobs as datagrams on a Unix socket that every local user may send to.
 
-A datagram is a JSON object: ``labels``, an object of texts; and to label other ranks than the sender, ``job``, ``rank``
-or ``pids``. The kernel names the process and the user of the sender. There is no answer, and what is refused is counted
-and logged. A sender should not wait for a place in the queue (MSG_DONTWAIT), which all local users share.
+A datagram is a JSON object with ``labels``, an object of strings. To label other ranks than the sender, it also has
+``job``, ``rank`` or ``pids``. The kernel reports the process and the user of the sender. There is no answer; refused
+datagrams are counted and logged. All local users share the queue of the socket, so a sender should not wait for room
+in it (MSG_DONTWAIT).
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ __all__ = ("NAME", "LabelSocket")
 
 NAME = "labels.sock"
 MAX_DATAGRAM = 4 << 10
-# Datagrams that are read at once, and the pause after them, s: a flood costs the service some percent of a CPU.
+# At most _BURST datagrams are read in a row, followed by a pause of _PAUSE_S, s. So a flood costs the service only a
+# few percent of a CPU.
 _BURST, _PAUSE_S = 32, 0.02
-# Datagrams of a user that wait, and users whose datagrams wait.
+# The maximum number of waiting datagrams of a user, and the maximum number of users with waiting datagrams.
 _MAX_WAITING, _MAX_USERS = 32, 64
-# A datagram is passed on once more after this time, s: its rank may not be identified yet, or the collector restarts.
+# If the rank is not found or the collector does not answer, the datagram is passed on once more after this time, s: the
+# rank may not be identified yet, or the collector may be restarting.
 _AGAIN_S = 2.0
 # struct ucred of include/linux/socket.h: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")
@@ -47,7 +50,7 @@ class _Datagram(msgspec.Struct, frozen=True):
 
 
 class _Request(NamedTuple):
-    """A request for the collector, and the user who sent it. ``again``: it was passed on before."""
+    """A request for the collector, and the user who sent it. ``again``: whether this is the second try."""
 
     fields: Mapping[str, object]
     uid: int
@@ -131,7 +134,7 @@ class LabelSocket:
                 raise ValueError
             datagram = _decoded(data)
         except (ValueError, RecursionError):
-            self._refuse(uid, f"it is no JSON object with labels, or has more than {MAX_DATAGRAM:,} bytes")
+            self._refuse(uid, f"it is not a JSON object with labels, or has more than {MAX_DATAGRAM:,} bytes")
             return
         self._queue(_Request({**msgspec.to_builtins(datagram), "by_pid": pid, "by_uid": uid}, uid))
 
@@ -152,7 +155,7 @@ class LabelSocket:
             self._task.add_done_callback(self._passed)
 
     async def _pass_on(self) -> None:
-        """Passes the datagrams that wait to the collector; users take turns."""
+        """Passes the waiting datagrams to the collector; users take turns."""
         while self._waiting:
             uid = min(self._waiting, key=self._turns.of)
             self._turns.took(uid)
@@ -172,7 +175,7 @@ class LabelSocket:
 
     def _passed(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        # A datagram may have come after the task had looked for the last time.
+        # A datagram that arrived after the task's last check of the queue would otherwise wait for the next datagram.
         self._pass_on_soon()
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
@@ -192,7 +195,7 @@ def _bound(path: Path) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         bound.setblocking(False)
         if path.is_socket():
-            # Left by a service that was killed, or of another daemon in the same directory.
+            # The socket was left by a service that was killed, or belongs to another daemon in the same directory.
             with contextlib.suppress(ConnectionRefusedError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
                 other.connect(str(path))
                 raise OSError("another daemon uses it")

@@ -8,7 +8,7 @@ import grpc.aio
 
 __all__ = ("Context", "Limits", "seconds_for")
 
-# The node ends its work this much before the caller's deadline, s, so that its answer arrives in time.
+# The node ends its work this many seconds before the caller's deadline, so that its answer arrives in time.
 MARGIN_S = 0.1
 MIN_TIMEOUT_S = 0.05
 Context = grpc.aio.ServicerContext[Any, Any]

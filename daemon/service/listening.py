@@ -18,7 +18,7 @@ from probing.daemon.supervisor.ports import PORTS_FD, RETRY_S, bind, problem_of,
 
 __all__ = ("Listeners", "TcpPort")
 
-# When the first byte of a message is here, the rest comes within this time, s.
+# After the first byte of a message, the rest must arrive within this time, s.
 _RECEIVE_S = 1.0
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class Listeners:
     """Passes listening sockets to the ports of this process. Belongs to one event loop.
 
-    ``kept``: the supervisor binds the sockets and hands them over, now or later.
+    ``kept``: whether the supervisor binds the sockets and hands them over, now or later.
     """
 
     def __init__(self, channel: Channel | None = None, store: FdStore | None = None) -> None:
@@ -66,7 +66,7 @@ class Listeners:
         try:
             message = self._channel.receive(_RECEIVE_S)
         except ProbingError:
-            # The supervisor is gone, which ends this process as well.
+            # The supervisor is gone, and this process will end with it: no more sockets arrive.
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
             return
         port = self._ports.get(str(message.header.get("port")))
@@ -96,7 +96,7 @@ class TcpPort:
         self._problem = ""
 
     async def start(self) -> None:
-        """Listens now, or tries again every RETRY_S, or waits for the supervisor."""
+        """Waits for the supervisor's socket if ``kept``. Otherwise listens now, or tries again every RETRY_S."""
         self._listeners.add(self._name, self)
         if not self._listeners.kept and not await self._listen():
             self._task = asyncio.create_task(self._try())

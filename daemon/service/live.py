@@ -31,9 +31,10 @@ def live_tables(
 ) -> dict[str, Callable[[], bytes]]:
     """Returns functions that make Arrow IPC streams, by table name.
 
-    The arguments are functions. ``members`` returns rows of cluster.members; ``status`` the collector's status, whose
-    ``sources`` become rows of probing.sources; ``users`` the tables of users' probes; ``views``, ``settings`` and
-    ``config`` the rows of the tables of these names in ``probing``; ``groups`` and ``workers`` rows in ``cluster``.
+    ``members`` returns rows of cluster.members. ``status`` returns the collector's status, whose ``sources`` become
+    rows of probing.sources. ``users`` returns the tables of users' probes. ``views``, ``settings`` and ``config``
+    return rows of the tables with these names in ``probing``; ``groups`` and ``workers`` return rows of cluster.groups
+    and cluster.workers.
     """
 
     def known() -> Iterable[Table]:
@@ -64,7 +65,7 @@ def live_tables(
 
 
 def _table_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
-    # Imported here and below: the parser of SQL takes 10 MB, and few nodes are asked for these tables.
+    # Imported late, here and below: the SQL parser takes 10 MB, and few nodes are asked for these tables.
     from probing.federation.sql.views import base_tables, views_from
 
     own = views_from(own_rows)

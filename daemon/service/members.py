@@ -30,7 +30,7 @@ def membership_of(config: Config, version: str, key: NodeKey | None = None) -> M
     pairs = (label.partition("=") for label in cluster.labels)
     labels = tuple(sorted((key, value) for key, _, value in pairs))
     uid = secrets.randbits(63) + 1
-    # The module duckdb is not imported, as the service has no database.
+    # The version is read from the package's metadata, without importing duckdb: the service has no database.
     engine = metadata.version("duckdb")
     own = Record(config.node_name, address_of(config), int(time.time()), uid, labels, (), version, engine)
     times = Times(cluster.heartbeat_s, cluster.suspect_s, cluster.failed_s)
@@ -46,7 +46,7 @@ def address_of(config: Config) -> str:
 
 
 def known_at(membership: Membership, address: str) -> Known:
-    """Returns the ``Known`` of ``address``, as the membership has it."""
+    """Returns what the membership knows about the node at ``address``."""
     found = membership.at(address)
     if found is None:
         return Known()

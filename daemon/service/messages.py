@@ -1,5 +1,5 @@
-"""Converts the collector's answers to messages of probing.v1. Sizes are not checked here: the collector limits its
-readings.
+"""Converts the collector's answers to messages of probing.v1. Sizes are not checked in this module, since the collector
+limits what it reads.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _thread(thread: Mapping[str, Any]) -> pb.Thread:
 
 
 def _of(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields that a message has under the same names; the message has no value for None."""
+    """Returns the ``fields`` called ``names`` for a message; a field that is missing or None stays unset in it."""
     return {name: fields.get(name) for name in names}
 
 

@@ -1,6 +1,6 @@
-"""Looks host names up in threads of their own: a resolver that does not answer must not keep other work waiting.
+"""Looks up host names in separate threads, so that a resolver that does not answer delays no other work.
 
-The threads of asyncio, which records, votes and findings need, are few, and a look-up in one of them cannot be ended.
+asyncio has few default threads, and records, votes and findings need them. A look-up in a thread cannot be cancelled.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Entry = tuple[Any, Any, int, str, tuple[Any, ...]]
 
 
 def entries_of(host: str, port: int | None) -> list[Entry]:
-    """Returns the entries of getaddrinfo(3) for TCP. Raises OSError, also for a text that is no name of a host."""
+    """Returns the entries of getaddrinfo(3) for TCP. Raises OSError, also for a text that is not a host name."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except ValueError:
-        # The codec of names refuses empty and long labels by a UnicodeError.
-        raise socket.gaierror(socket.EAI_NONAME, "the text is no name of a host") from None
+        # The codec of host names raises UnicodeError for an empty or overlong label between two dots.
+        raise socket.gaierror(socket.EAI_NONAME, "the text is not a host name") from None
 
 
 class Names:
-    """Looks up as many names at the same time as there are ``threads``; more names wait."""
+    """Looks up at most ``threads`` names at the same time; further names wait."""
 
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="names")
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """Returns the result of ``function``, which looks names up, from one of the threads."""
+        """Runs ``function``, which looks up names, in one of the threads and returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     async def entries(self, host: str, port: int | None) -> list[Entry]:
@@ -43,4 +43,4 @@ class Names:
 
 
 OF_NODES, OF_CALLERS = Names(8), Names(8)
-"""For names that the daemon needs to reach other nodes, and for names that callers want to know about."""
+"""OF_NODES looks up names that the daemon needs to reach other nodes, OF_CALLERS names that callers ask about."""

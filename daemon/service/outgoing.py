@@ -37,12 +37,12 @@ __all__ = (
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
-    # With these delays a node that comes back is reached within a few heartbeats. The least is in truth the limit of a
-    # connection: in an older one the kernel sends SYN ever more rarely.
+    # With these delays a node that comes back is reached within a few heartbeats. min_reconnect_backoff_ms also limits
+    # each attempt to connect: in a longer attempt the kernel would send SYN at ever longer intervals.
     ("grpc.min_reconnect_backoff_ms", 4000),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # Else a second channel would wait for the connection of the first.
+    # With the global pool a second channel would wait for the connection of the first channel.
     ("grpc.use_local_subchannel_pool", 1),
 )
 # The name that TLS checks in place of the address's host.
@@ -52,8 +52,8 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class Known(NamedTuple):
-    """The node at an address, as the membership has it. ``certified``: certificates prove the name of the ``node``.
-    ``keyed``: the node has a key, so it accepts tokens that are bound to its name."""
+    """What the membership knows about the node at an address. ``certified``: certificates prove the name of the
+    ``node``. ``keyed``: the node has a key, so it accepts tokens that are bound to its name."""
 
     node: str = ""
     certified: bool = False
@@ -82,9 +82,9 @@ class Outgoing:
     async def channel(self, address: str, *, node: str = "", anonymous: bool = False) -> grpc.aio.Channel:
         """Returns a channel to ``address`` (unix:PATH or HOST:PORT). Raises PeerError if the address is not allowed.
 
-        ``node``: the name that the peer's certificate has to prove. If it is empty, the certificate has to prove the
-        host of the address; or the name of the node, if certificates have proven that name before. ``anonymous``: this
-        node shows no certificate, as for calls on behalf of another caller.
+        ``node``: the name that the peer's certificate has to prove. If ``node`` is empty, the certificate has to prove
+        the name that certificates have proven for this address before, or else the host of the address. ``anonymous``:
+        this node shows no certificate, as for calls on behalf of another caller.
         """
         if address.startswith("unix:"):
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
@@ -96,7 +96,7 @@ class Outgoing:
         credentials = grpc.ssl_channel_credentials(authorities, *pair)
         checked = self._checked(address, node)
         if not checked and not target.startswith("dns:"):
-            # The target contains the addresses of the name, so TLS checks the name.
+            # The target holds resolved IP addresses, so gRPC is told to verify the certificate against the host name.
             checked = address.rpartition(":")[0]
         options = (*_OPTIONS, (_CHECKED, checked)) if checked else _OPTIONS
         return grpc.aio.secure_channel(target, credentials, options=options)
@@ -112,7 +112,7 @@ class Outgoing:
         return bool(self._tls and self._tls.wanted) and node.lower() not in (self._tls.names() if self._tls else ())
 
     def may_check(self, node: str) -> bool:
-        """Returns whether TLS can prove the name ``node``: nodes speak TLS, and ``node`` is a name of DNS."""
+        """Returns whether TLS can prove the name ``node``: nodes speak TLS, and ``node`` is a DNS name."""
         return bool(self._tls and self._tls.wanted and _DNS.fullmatch(node) and _ip(node) is None)
 
     def metadata(self, address: str, node: str = "") -> Metadata:
@@ -131,7 +131,8 @@ class Outgoing:
         return self.passed_on(address, shown(token))
 
     def passed_on(self, address: str, authorization: str) -> Metadata:
-        """Returns the metadata of a call that shows ``authorization``: by TLS, or unencrypted only to loopback.
+        """Returns the metadata of a call that shows ``authorization``. It is empty for an unencrypted call outside
+        loopback.
 
         A node with a key does not get the token itself, but a token bound to its name, which other nodes do not accept.
         """
@@ -178,10 +179,11 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-# The most channels that stay open without being used. Channels to watched nodes are used at each heartbeat.
+# If more channels than this are open, channels without calls are closed. Channels to watched nodes are used at each
+# heartbeat.
 MAX_CHANNELS = 64
 IDLE_S = 10.0
-# The time for the look-up of a host's name, s: its callers count only the time of the call itself.
+# The timeout of the look-up of a host's name, s. It comes in addition to the timeout of the call.
 OPEN_S = 2.0
 
 
@@ -233,8 +235,9 @@ class PeerStubs:
             yield peer.stub
             peer.answered = clock()
         except grpc.aio.AioRpcError as e:
-            # The name of the peer may have another address by now. Of a connection that was cut, the kernel knows
-            # nothing for minutes; after the link is healed it tries again ever more rarely.
+            # The next call opens a new connection: the name of the peer may have another address by now. Also, the
+            # kernel notices only after minutes that a link was cut, and when the link is healed it retransmits ever
+            # more rarely.
             silent = e.code() is grpc.StatusCode.DEADLINE_EXCEEDED and peer.answered < begun
             if (silent or e.code() is grpc.StatusCode.UNAVAILABLE) and self._peers.get(key) is peer:
                 del self._peers[key]
@@ -253,7 +256,9 @@ class PeerStubs:
         return self._outgoing.metadata(address, node) or None
 
     async def close_idle(self) -> None:
-        """Closes connections without calls that were idle for IDLE_S, and the oldest ones beyond MAX_CHANNELS."""
+        """Closes connections that were idle for IDLE_S. While more than MAX_CHANNELS are open, also closes connections
+        without calls, the least recently used first.
+        """
         self._broken, broken = [], self._broken
         for peer in broken:
             if peer.users:

@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 __all__ = ("main",)
 
 ROUND_S = 1.0
-# The time in which the collector takes a datagram of labels, s.
+# The timeout of passing the labels of a datagram to the collector, s.
 LABEL_S = 2.0
-# After this many rounds all parts are started, with or without the collector.
+# After this many rounds all parts are started, even if the collector is not ready.
 MOST_ROUNDS = 10
 
 
@@ -71,7 +71,7 @@ def main() -> int:
     """Serves until SIGTERM or SIGINT. Returns the exit code."""
     config = Config.from_args(sys.argv[1:])
     log_to_stderr("service")
-    # The key comes before ``restrict``, since a new key is written to a file.
+    # The key is read before ``restrict`` takes rights away: a new key is written to a file.
     key = NodeKey(take_key(Path(config.socket).parent))
     restrict(SERVICE)
     asyncio.run(_serve(config, Doors.of(config), key))
@@ -104,7 +104,7 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     watch.step()
     also = f" and {config.listen}" if config.listen else ""
     notify(f"READY=1\nSTATUS=answering at unix:{config.public_socket}{also}")
-    # The parts that an answer needs start first; the rest starts a round after the collector is ready.
+    # The parts that are needed to answer start first. The other parts start one round after the collector is ready.
     rounds, whole = 0, False
     gate.keep(1)
     pool.keep(1)
@@ -243,7 +243,8 @@ def _service(
 
 
 def _groups(config: Config, membership: Membership, stubs: PeerStubs, collector: CollectorClient) -> Groups:
-    # Answers about this node need no connection; the method exists once ``groups`` does.
+    # A call to this node needs no connection. The lambda looks ``groups`` up when it is called, because ``groups`` is
+    # assigned only below.
     peers = GroupPeers(membership, stubs, lambda request: groups.agree(request))
     workers = Workers(config.node_name, config.cluster.suspect_s, config.cluster.failed_s)
     groups = Groups(config.node_name, peers, Records(collector), workers)
@@ -257,7 +258,7 @@ def _preflight(config: Config, engine: Engine, outgoing: Outgoing) -> Preflight:
 
 
 def _flight(service: NodeService, server: Server) -> FlightService:
-    # Imported late, so that a service without Arrow Flight does not have its protocol in memory.
+    # Imported late, so that a service without Arrow Flight does not keep the protocol's module in memory.
     from probing.daemon.service.flight.service import FlightService
 
     return FlightService(

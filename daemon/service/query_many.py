@@ -1,9 +1,9 @@
-"""Answers QueryMany: sends a query to many peers for a caller that cannot reach thousands at once, and passes the
-answers on.
+"""Answers QueryMany: sends a query to many peers for a caller that cannot reach thousands at once, and relays the
+answers.
 
-Each peer gets the authorization that the caller shows for it, and neither this node's token nor its certificate. So no
-caller can read rows through this node that the peers would refuse, and this node learns nothing by which it could ask
-other nodes. Peers only get a Query, so they do not pass it on.
+Each peer gets the authorization that the caller shows for that peer, and neither this node's token nor its certificate.
+So no caller can read rows through this node that the peers would refuse, and this node learns nothing by which it could
+ask other nodes. Peers get a plain Query, so they do not send it to further nodes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from probing.federation.execution.asking import Policy, ask_many
 
 __all__ = ("QueryMany",)
 
-# The most bytes of answers that are kept for one caller.
+# The maximum size of the answers that are held for one caller, bytes.
 MAX_HELD = 64 << 20
 MAX_KEPT = 256
 PIECE_BYTES = 1 << 20
@@ -45,7 +45,7 @@ PIECE_BYTES = 1 << 20
 SIGN_S = 0.5
 # The time that is left for sending the answers back to the caller, s.
 MARGIN_S = 0.2
-# The connection broke, or the peer's gRPC had too many calls to accept this one.
+# The status of a call whose connection broke, or that the peer's gRPC did not accept because it had too many calls.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _POLICY = Policy(at_once=64, most=MAX_PEERS, hedge_after=10, grace_s=0.1)
 
@@ -54,7 +54,9 @@ class QueryMany:
     """Answers QueryMany. Belongs to one event loop."""
 
     def __init__(self, outgoing: Outgoing, limits: Limits, *, kept: int = MAX_KEPT) -> None:
-        """``kept``: how many channels to peers stay open; gRPC closes their connections when they are idle."""
+        """``kept``: the maximum number of channels to peers that stay open. gRPC closes their connections when they are
+        idle.
+        """
         self._outgoing = outgoing
         self._limits = limits
         self._channels = _Channels(outgoing, kept)
@@ -87,8 +89,8 @@ class QueryMany:
 
 
 class _Channels:
-    """The channels to peers that were used last. They are kept because closing a channel is slow: gRPC looks through
-    all tasks of the loop.
+    """The most recently used channels to peers. They are kept because closing a channel is slow: gRPC looks through all
+    tasks of the loop.
     """
 
     def __init__(self, outgoing: Outgoing, most: int) -> None:
@@ -161,7 +163,9 @@ class _Writer:
 
 
 class _Question:
-    """One query of a caller to peers. ``authorizations``: for all peers, and for single peers by address."""
+    """One query of a caller to peers. ``authorizations``: the header for all peers, and headers for single peers by
+    address.
+    """
 
     def __init__(
         self,
@@ -190,7 +194,7 @@ class _Question:
         common, single = self._authorizations
         authorization = single.get(address) or common
         if authorization.startswith(shown("")) and not self._outgoing.vouches(address):
-            raise PrivilegeError(f"the name of {address} is not proven to this node, so it is not shown your token")
+            raise PrivilegeError(f"the name of {address} is not proven to this node, so your token is not sent there")
         metadata = self._outgoing.passed_on(address, authorization)
         held: list[int] = []
         channel = await self._channels.take(address)

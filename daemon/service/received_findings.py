@@ -1,9 +1,9 @@
 """Accepts findings from other nodes of a job.
 
 A finding is accepted from a node that is proven to take part in the job (``coordination.proofs``), and only in the name
-of that node. It may name ranks of that node or of this node. If that node comes before this node, so that it may
-diagnose the job, it may also name ranks of other nodes that take part. The connection proves the node by its
-certificate. Without certificates the row names the node, and ``detail`` says so.
+of that node. It may name ranks of that node or of this node. If the name of that node sorts before this node's name, so
+that the node may diagnose the job, it may also name ranks of other nodes that take part. The certificate of the
+connection proves the node. Without certificates the node is taken from the row, and ``detail`` says so.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from probing.daemon.row_check import checked_row
 from probing.daemon.service.peer_identity import proven_node, proves_node
 
 if TYPE_CHECKING:
-    # Imported with the rules, after the start.
+    # At run time these modules are imported after the start, together with the rules.
     from probing.daemon.diagnose.coordination.proofs import Proofs
     from probing.daemon.diagnose.watch import JobWatch
 
 __all__ = ("AT_ONCE", "ROWS_AN_HOUR", "ReceivedFindings")
 
 ROWS_AN_HOUR, AT_ONCE = 240, 64
-"""The most rows of a node: in an hour, and at once after a pause."""
+"""The rate limit for the rows of one node, in rows an hour, and the burst, in rows."""
 MAX_ROW_BYTES = 256 << 10
 _TABLE = "diagnosis.findings"
 _OWN = frozenset({"node", "ts"})
@@ -52,7 +52,8 @@ class ReceivedFindings:
     """Accepts or refuses findings. ``taken`` is called with each accepted row. ``certified`` returns whether a
     certificate proves a node.
 
-    Safe for many threads. ``refused`` counts the refused rows.
+    Several threads may call ``take``; there is no lock, so counts and rate limits are then approximate. ``refused``
+    counts the refused rows.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class ReceivedFindings:
         out.
 
         Returns the number of accepted rows. Raises FormatError and UsageError for malformed rows, PrivilegeError for
-        rows that the caller may not send, and Overloaded for too many rows.
+        rows that the caller has no right to send, and Overloaded for too many rows.
         """
         checked = _rows(rows)
         known = [row for row in checked if self._watch.watches(row["job"], row["run"])]
@@ -131,7 +132,7 @@ class ReceivedFindings:
         return sender
 
     def _check(self, row: _Row, sender: str) -> None:
-        """Raises PrivilegeError if ``row`` names ranks for which ``sender`` may not speak."""
+        """Raises PrivilegeError if ``row`` names ranks that ``sender`` has no right to name."""
         job, run = row["job"], row["run"]
         own = self._parts.holding(job, run).ranks
         claims = self._parts.claims(job, run)
@@ -139,7 +140,7 @@ class ReceivedFindings:
             if own and (node == self._node) != (rank in own):
                 raise PrivilegeError(f"rank {rank} is not on node {node}")
             if node not in (self._node, sender) and (sender > self._node or (node and node not in claims)):
-                raise PrivilegeError(f"it may not name rank {rank} of node {node}")
+                raise PrivilegeError(f"it has no right to name rank {rank} of node {node}")
         if not {node for _, node in _named(row, "stacks")} <= {self._node, sender, *claims}:
             raise PrivilegeError("it has stacks of nodes that do not take part")
 
@@ -194,7 +195,9 @@ def _list(text: Any) -> list[Any]:
 
 
 def _check_names(row: _Row) -> None:
-    """Raises UsageError if the columns name other ranks or nodes than the culprits."""
+    """Raises UsageError if the columns ``ranks`` and ``nodes`` disagree with ``culprits``, or other columns with ranks
+    are malformed.
+    """
     culprits = _named(row, "culprits")
     nodes = set((row.get("nodes") or "").split(",")) - {""}
     if _numbers(row.get("ranks")) != [rank for rank, _ in culprits][:_MAX_RANKS]:
@@ -206,7 +209,7 @@ def _check_names(row: _Row) -> None:
 
 
 def _named(row: _Row, column: str) -> list[tuple[int, str]]:
-    """Returns rank and node of each item of ``column``. Raises UsageError for items without them."""
+    """Returns rank and node of each item of ``column``. Raises UsageError for an item without a rank or node."""
     items = _list(row.get(column))
     if not all(isinstance(one, dict) and type(one.get("rank")) is int for one in items):
         raise UsageError(f"the {column} of a finding have no ranks")
@@ -220,7 +223,7 @@ def _numbers(text: str | None) -> list[int]:
     try:
         numbers = [int(number) for number in text.split(",")] if text else []
     except ValueError:
-        raise UsageError("the ranks of a finding are no numbers") from None
+        raise UsageError("the ranks of a finding are not numbers") from None
     if len(numbers) > _MAX_RANKS:
         raise UsageError(f"a finding names more than {_MAX_RANKS} ranks")
     return numbers

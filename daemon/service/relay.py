@@ -1,8 +1,8 @@
 """Relays the public sockets to gRPC: identifies, counts and limits connections before gRPC sees a byte.
 
 gRPC does not report the user at the other end of a Unix socket, and limits neither connections nor callers. So the
-service accepts connections itself and passes their bytes to gRPC's inner socket. There each connection has its own
-address, which gRPC reports as the peer of a call.
+service accepts connections itself and passes their bytes to gRPC's inner socket. Each connection to the inner socket
+has its own address, which gRPC reports as the peer of a call.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from probing.daemon.service.tls import Certificate, Tls
 
 __all__ = ("Link", "Relay")
 
-# The most authenticated connections of a share (see Caller), and of one caller.
+# The maximum numbers of authenticated connections: of a share (see Caller), and of one caller.
 MOST = {"root": 48, "unix": 64, "tcp": 64}
 EACH = {"root": 40, "unix": 16, "tcp": 16}
-# The most TCP connections without a shown token, in all and of one address or local user; a new connection replaces an
-# old one.
+# The maximum numbers of TCP connections that have not shown a token yet: in all, and of one address or local user.
+# Beyond them a new connection replaces an old one.
 MOST_UNKNOWN, EACH_UNKNOWN = 64, 16
 # A TCP connection must send the token within this time, s.
 UNKNOWN_S = 10.0
@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Link:
-    """A connection. ``known``: the authenticated caller to which it counts; None before the caller is authenticated.
-    ``certificate``: the certificate that the caller showed."""
+    """A connection. ``known``: the authenticated caller for whom the connection is counted; None before the caller is
+    authenticated. ``certificate``: the certificate that the caller showed."""
 
     name: str
     caller: Caller
@@ -54,7 +54,7 @@ class Link:
 
     def close(self) -> None:
         """Ends the connection, if it has not ended."""
-        # After the end of a TLS transport, CPython 3.11 raises this error when it is aborted.
+        # CPython 3.11 raises this error if a TLS transport is aborted after its end.
         with suppress(AttributeError):
             self.front.abort()
 
@@ -100,7 +100,7 @@ class Relay:
 
     def admit(self, transport: asyncio.Transport, *, known: bool) -> Link | None:
         """Returns the link of a new connection; None if its caller or its share has too many connections. A connection
-        of an unknown caller always gets a place, until the caller is authenticated."""
+        of an unknown caller is always admitted, and may replace an old connection of an unknown caller."""
         caller = _caller_of(transport)
         if known and not self._has_room(caller):
             self._report(caller)
@@ -118,8 +118,9 @@ class Relay:
         return link
 
     def know(self, link: Link, caller: Caller) -> None:
-        """Notes that ``caller`` was authenticated on ``link``. Raises Overloaded, and ends the connection, if the
-        caller or its token has too many connections. A token with many connections loses places to other tokens."""
+        """Counts ``link`` as a connection of ``caller``, who was authenticated on it. Raises Overloaded, and ends the
+        connection, if the caller or its share has too many connections. In a full share, a connection of a token that
+        has many is ended in favor of another token."""
         if link.known is not None:
             if link.name in self._links:
                 self._links[link.name] = self._links.pop(link.name)
@@ -133,8 +134,9 @@ class Relay:
         link.known = caller
 
     def _has_room(self, caller: Caller) -> bool:
-        """Returns whether ``caller`` may have one more connection. If its share is full, and another token has more
-        connections than its token, ends a connection of the other token to make room."""
+        """Returns whether ``caller`` may have one more connection. To make room in a full share of TCP, ends a
+        connection of the token with the most connections, if that token has at least two more than the caller's token.
+        """
         share = [(one, link) for link in self._links.values() if (one := link.known) and one.share == caller.share]
         if sum(one.key == caller.key for one, _ in share) >= EACH[caller.share]:
             return False
@@ -163,7 +165,7 @@ class Relay:
             sock.bind(f"\0{link.name}")
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, self._inner)
-            # gRPC sends the first bytes on a new connection.
+            # ``front`` is passed at once, because gRPC sends the first bytes on a new connection.
             _, back = await loop.create_connection(lambda: _Side(front), sock=sock)
         except OSError as e:
             _log.warning("a connection could not be passed on: %s", e.strerror)

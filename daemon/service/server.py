@@ -2,10 +2,8 @@
 
 Adds gRPC's own services for callers with the scope read: health (grpc.health.v1), and reflection of the protocol.
 
-Refuses requests that are too large or malformed.
-
-gRPC itself would log nothing for a request that is too large, and a traceback for each malformed request, even without
-a token.
+Refuses requests that are too large or malformed. gRPC itself would log nothing for a request that is too large, and a
+traceback for each malformed request, even from a caller without a token.
 """
 
 from __future__ import annotations
@@ -56,8 +54,8 @@ _MALFORMED = _Refused("the request is malformed")
 
 
 class _MalformedRequests(grpc.aio.ServerInterceptor):
-    """Refuses malformed requests. ``refused`` is called with the context of such a call, and the reason. ``most``: the
-    most bytes of a request.
+    """Refuses requests that are malformed or larger than ``most`` bytes. ``refused`` is called with the context of such
+    a call, and the reason.
     """
 
     def __init__(self, refused: Callable[[Any, str], None], most: int) -> None:
@@ -99,7 +97,8 @@ class _MalformedRequests(grpc.aio.ServerInterceptor):
                     await self._abort(context, request.why)
                 yield request
 
-        # gRPC decides by the kind of the function how to call the function.
+        # gRPC calls async generators and coroutines in different ways, so the wrapper is of the same kind as
+        # ``answer``.
         if inspect.isasyncgenfunction(answer):
 
             async def replies(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -182,7 +181,8 @@ MAX_CALLS = 32
 MAX_REQUEST = 1 << 20
 MAX_METADATA = 16 << 10
 _OPTIONS = (
-    # gRPC ends larger calls without a notice; up to this size _MalformedRequests refuses and logs them.
+    # gRPC ends a call with a larger request without logging it. _MalformedRequests refuses and logs requests above
+    # MAX_REQUEST up to this size.
     ("grpc.max_receive_message_length", 2 * MAX_REQUEST),
     ("grpc.max_metadata_size", MAX_METADATA),
     # The limit for each connection; the relay limits the number of connections.
@@ -219,8 +219,8 @@ class Server:
         self._port = TcpPort("tcp", tcp, partial(self._relay.serve, known=False), listeners) if tcp else None
 
     async def start(self, servicer: NodeServicer, flight: FlightServiceServicer | None = None) -> None:
-        """Starts to answer, also Arrow Flight if ``flight`` is given. Raises ConfigError if the Unix socket is taken or
-        cannot be created. A port that is taken is tried again."""
+        """Starts to answer calls, including Arrow Flight if ``flight`` is given. Raises ConfigError if the Unix socket
+        is taken or cannot be created. A TCP port that is taken is tried again."""
         add_NodeServicer_to_server(servicer, self._server)
         if flight:
             from probing.api.proto.arrow.flight.Flight_pb2_grpc import add_FlightServiceServicer_to_server
@@ -258,7 +258,7 @@ class Server:
         """
         link = self._relay.link(context.peer())
         if link is None:
-            raise PrivilegeError("the connection did not come by a public socket", hint=f"connect to {self._path}")
+            raise PrivilegeError("the connection did not come through a public socket", hint=f"connect to {self._path}")
         if link.caller.listener == "tcp":
             try:
                 if shown is None:

@@ -73,7 +73,7 @@ class Node:
 
 
 def _of_jobs(reply: _Rows, caller: Caller, field: str) -> _Rows:
-    """Returns ``reply`` without the entries of ``field`` whose jobs the caller may not see."""
+    """Returns ``reply`` without the entries of ``field`` whose jobs the caller has no right to see."""
     if caller.jobs is not None:
         for name in (field, "failures"):
             rows = getattr(reply, name)
@@ -113,8 +113,8 @@ class NodeService(NodeServicer):
         """Makes the service. ``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns
         sources that Status shows in addition to the collector's. ``timed``: see ``Guarded``. ``take_findings`` stores
         findings of another node, the caller, and returns their number. ``sight`` returns the connections of a run's
-        ranks. ``evaluates``: Eval is enabled. ``groups`` None: groups of workers are not enabled. ``findings`` None: no
-        finding is stored."""
+        ranks. ``evaluates``: whether Eval is enabled. ``groups`` is None if groups of workers are not enabled, and
+        ``findings`` is None if no finding is stored."""
         self._node = node
         self._collector = collector
         self.identify = identify
@@ -166,7 +166,7 @@ class NodeService(NodeServicer):
         with self._admission.counted(CallKind.MANY, caller):
             known = {member.address for member in self._node.members()} - {self._node.address}
             if caller.listener != "unix":
-                # A daemon behind a Unix socket would see this service's user, not the caller's token.
+                # A daemon on a Unix socket would identify the caller by this service's user, not by the caller's token.
                 known = {address for address in known if not address.startswith("unix:")}
             await self._many.answer(request, context, known)
 
@@ -239,7 +239,7 @@ class NodeService(NodeServicer):
     @answering
     async def Facts(self, request: pb.FactsRequest, context: Context, caller: Caller) -> None:  # noqa: N802
         timeout = seconds_for(context, request.timeout_ms, self.limits.facts_s, self.limits.facts_s)
-        # This reply is sent at once: it tells the caller how far the clocks are apart.
+        # This reply is sent at once, so that the caller can compute the difference between the clocks.
         await context.write(pb.FactsReply(node=self._node.name, received_ns=self._now_ns()))
         if request.connections:
             shown = await self._admission.run(CallKind.TARGETS, caller, partial(self._sight, request.job, request.run))

@@ -17,19 +17,20 @@ from probing.daemon.query.caller import Caller
 
 __all__ = ("Spool", "Spools")
 
-# The most bytes that are buffered for one reader, and for all readers; the first part of each reader does not count.
+# The maximum sizes of the buffer of one reader, and of all buffers, bytes. An empty buffer takes one part even beyond
+# these limits.
 EACH_BYTES = 8 << 20
 ALL_BYTES = 32 << 20
 # A query that has waited this long for its reader rests, s.
 REST_S = 0.5
-# The most resting queries of one caller, and of all: each keeps a worker and its memory.
+# The maximum numbers of resting queries: of one caller, and of all callers. Each keeps a worker and its memory.
 MAX_RESTING_EACH = 6
 MAX_RESTING = 12
 T = TypeVar("T")
 
 
 class Spools:
-    """The memory and the resting queries that all spools of a service share. Safe for many threads."""
+    """The memory and the resting queries that all spools of a service share. Thread-safe."""
 
     def __init__(self, all_bytes: int = ALL_BYTES) -> None:
         self._lock = threading.Lock()
@@ -83,7 +84,7 @@ class Spool(Generic[T]):
 
     @property
     def rests(self) -> bool:
-        """Whether the query has waited for REST_S until its caller reads on."""
+        """Whether the query has waited at least REST_S for its caller to read."""
         since = self._waits_since
         return since is not None and time.monotonic() - since >= REST_S
 
@@ -166,4 +167,4 @@ class Spool(Generic[T]):
         try:
             self._loop.call_soon_threadsafe(event.set)
         except RuntimeError:
-            return  # the service ends
+            return  # the event loop is closed, since the service ends

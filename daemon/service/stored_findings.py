@@ -11,7 +11,8 @@ from typing import Any
 
 __all__ = ("StoredFindings",)
 
-# The number of a job that was dropped begins at 0 again, which its waiting calls report as a change.
+# The maximum number of jobs whose rows are counted. If there are more, the job with the oldest last row is dropped: its
+# number begins at 0 again, and calls that wait for that job report this as a change.
 _MOST_JOBS = 1024
 
 
@@ -24,13 +25,15 @@ class StoredFindings:
         self._changed = asyncio.Event()
 
     def note(self, row: Mapping[str, Any]) -> None:
-        """Counts a row that was stored. Does not wait. For any thread."""
-        # The loop may have ended before the thread that stores.
+        """Counts a row that was stored. Does not wait. Thread-safe."""
+        # The thread that stores rows may still run when the loop has ended.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._count, str(row["job"]))
 
     async def beyond(self, job: str, number: int, seconds: float) -> int:
-        """Returns the number of rows about ``job`` once it is not ``number``, at the latest after ``seconds``."""
+        """Waits at most ``seconds`` until the number of rows about ``job`` is not ``number``. Returns the number of
+        rows.
+        """
         deadline = time.monotonic() + seconds
         while (stored := self._numbers.get(job, 0)) == number and (left := deadline - time.monotonic()) > 0:
             # Rows are rare, so each row wakes the calls about all jobs.

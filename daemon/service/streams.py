@@ -24,7 +24,7 @@ from probing.daemon.service.spool import Spool, Spools
 __all__ = ("Form", "Streams")
 
 MAX_NAME = 100
-# A reply of gathered parts has at least this many bytes, unless it is the last.
+# A merged reply is written once it has at least this many bytes, MAX_PARTS parts, or the end of the answer.
 _GATHERED_BYTES = 64 << 10
 _UNREAD = "write the rows to a file with -o, aggregate, or add a LIMIT: a query waits for its reader for a limited time"
 _log = logging.getLogger(__name__)
@@ -132,8 +132,8 @@ class Streams:
         return produce
 
     async def _write(self, context: Context, reply: Any, spool: Spool[Any]) -> None:
-        """Writes the parts of ``spool`` to the caller. Raises QueryTimeout if the caller reads nothing for too long, or
-        if the spool was evicted.
+        """Writes ``reply`` to the caller. Raises QueryTimeout if the caller reads nothing for too long, or if ``spool``
+        was evicted.
         """
         writing = asyncio.ensure_future(context.write(reply))
         evicted = asyncio.ensure_future(spool.evicted.wait())
@@ -174,7 +174,7 @@ class Streams:
 
 
 class _Gather:
-    """Gathers the replies of an answer. ``whole``: many of them become one reply, else each stays as it is."""
+    """Gathers the replies of an answer. ``whole``: whether many small replies are merged into one reply."""
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
@@ -182,7 +182,7 @@ class _Gather:
         self._bytes = 0
 
     def add(self, reply: pb.QueryReply) -> pb.QueryReply | None:
-        """Returns the reply to write next; None while more replies fit into it."""
+        """Returns the reply to write next; None while the merged reply has room for more."""
         if not self._whole:
             return reply
         self._held.append(reply)

@@ -1,5 +1,5 @@
-"""TLS of the public ports: contexts from files, which are loaded again when a file changed, and the identity of a
-certificate.
+"""TLS of the public ports: makes TLS contexts from files, loads the files again when one has changed, and reads the
+identity in a certificate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from probing.daemon.config import TlsConfig
 __all__ = ("Certificate", "Tls")
 
 MAX_FILE = 1 << 20
-# TLS 1.2 could resume sessions; without it each connection shows its certificate.
+# The minimum version. With TLS 1.2 a client could resume a session without showing its certificate.
 _LEAST = ssl.TLSVersion.TLSv1_3
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.S)
 _UNSAFE = re.compile(r"[^\w.:@ -]", re.ASCII)
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 
 class Certificate(NamedTuple):
     """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: when it expires, UTC s. ``made``: the version
-    of the authorities that accepted it.
+    of the set of authorities that accepted it.
 
-    ``nodes``: the names of nodes that it proves, which are the DNS names of a peer's certificate in lower case.
+    ``nodes``: the names of nodes that the certificate proves: the DNS names of a peer's certificate, in lower case.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Tls:
 
     @property
     def has_peers(self) -> bool:
-        """Whether nodes have authorities of their own: then a node's certificate needs no token beside it."""
+        """Whether ``peer_ca`` is set. If it is set, a node with a certificate needs no token."""
         return bool(self._config.peer_ca)
 
     @property
@@ -80,7 +80,7 @@ class Tls:
         return bool(self._config.client_ca)
 
     def server(self) -> ssl.SSLContext:
-        """Returns the context for the next connection; while the files cannot be used, the last good context."""
+        """Returns the context for the next connection. If the files cannot be used, this is the last good context."""
         try:
             stamps = self._stats()
             if stamps != self._stamps:
@@ -123,8 +123,8 @@ class Tls:
 
     @property
     def loads(self) -> int:
-        """The number of times that files were loaded: a connection that was opened before the last load may have an old
-        certificate.
+        """The number of times that the files were loaded. A connection that was opened before the last load may use an
+        old certificate.
         """
         if self.wanted:
             self.server()
@@ -216,7 +216,7 @@ def _verified_chain(connection: Any) -> list[bytes]:
     """Returns the chain from the caller's certificate to the authority, as DER."""
     if sys.version_info >= (3, 13):
         return list(connection.get_verified_chain())
-    # The public method does not exist in Python 3.10, the method of the inner object does. 2: DER.
+    # The public method exists from Python 3.13 on; before, the inner object has the method. The 2 stands for DER.
     return [certificate.public_bytes(2) for certificate in connection._sslobj.get_verified_chain()]
 
 
@@ -227,7 +227,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
         raise ConfigError(f"cannot read {path}: {e.strerror}", hint="the service's user must be able to read it") from e
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(f"{path} is not a file")
-    # The time of the last status change: unlike the time of the last write it also changes with the mode.
+    # Unlike st_mtime, st_ctime also changes when the mode of the file changes.
     return found.st_ctime_ns, found.st_size, found.st_ino
 
 
@@ -240,7 +240,7 @@ def _read(path: Path) -> bytes:
 
 
 def _no_password() -> str:
-    """Replaces OpenSSL's prompt on the terminal."""
+    """Raises ValueError; without it OpenSSL would prompt for a password on the terminal."""
     raise ValueError("the key has a password")
 
 

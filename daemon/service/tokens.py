@@ -1,4 +1,6 @@
-"""Bearer tokens from a file, which is read again when it changed: one token, or several with scopes and jobs."""
+"""Reads bearer tokens from a file: one token, or several with scopes and jobs. Reads the file again when it has
+changed.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,8 @@ class Tokens:
         self.wanted = bool(file)
         self._stamp: tuple[int, int, int] | None = None
         self._tokens: tuple[Token, ...] = ()
-        # Each token, and the values of the header that prove it: the token itself, and its form for this node.
+        # The valid values of the header, each with its token: the token itself, and the form that is bound to this
+        # node.
         self._shown: tuple[tuple[bytes, Token], ...] = ()
         self._problem = ""
         if file:
@@ -78,8 +81,8 @@ class Tokens:
         return next((token.value.decode("ascii") for token in self._tokens if Scope.PEER in token.scopes), "")
 
     def find(self, authorization: str | bytes) -> Token | None:
-        """Returns the token in ``authorization``, a header with the token itself or bound to this node; None for a
-        wrong header."""
+        """Returns the token in ``authorization``, a header with the token itself or a form of it that is bound to this
+        node; None for a wrong header."""
         self._refresh()
         given = authorization.encode() if isinstance(authorization, str) else authorization
         match = None
@@ -163,7 +166,7 @@ def _token(entry: Mapping[str, Any]) -> Token:
     if jobs is None:
         return Token(name, value.encode(), GRANTS[Scope(scope)])
     if not isinstance(jobs, list) or not 0 < len(jobs) <= MAX_JOBS or not all(isinstance(j, str) and j for j in jobs):
-        raise ValueError(f"the jobs of the token {name} are no list of names")
+        raise ValueError(f"the jobs of the token {name} are not a list of names")
     if scope != Scope.READ.value:
-        raise ValueError(f"the token {name} is limited to jobs, so its scope must be read")
+        raise ValueError(f'the token {name} is limited to jobs, so its scope must be "read"')
     return Token(name, value.encode(), GRANTS[Scope.READ], frozenset(jobs))

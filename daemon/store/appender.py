@@ -21,12 +21,12 @@ from probing.daemon.store.recovery.directory import Recovered
 
 __all__ = ("Appender",)
 
-# A part is closed once its file has part_bytes, or its uncompressed rows have this many times part_bytes.
+# A part is closed once its file has part_bytes, or its rows have this many times part_bytes before compression.
 _RAW_FACTOR = 2
 
 
 class Appender:
-    """Appends records to the log. Safe for any thread. ``wake`` is called when maintenance should run at once."""
+    """Appends records to the log. Thread-safe. ``wake`` is called when maintenance should run at once."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Appender:
         self._retired: list[int] = []
         # Number and length of the part that was synced last.
         self._synced: tuple[int, int] = (0, 0)
-        # Numbers of the newest part, and of the newest part whose name is synced.
+        # The number of the newest part, and the number of the newest part whose directory entry is synced.
         self._newest = self._newest_synced = 0
         self._closed = False
 
@@ -116,7 +116,7 @@ class Appender:
             self._state.problems.pop("sync", None)
 
     def close(self) -> bool:
-        """Ends the live part, syncs if possible and closes all descriptors. Returns False if it was closed already."""
+        """Ends the live part, syncs if possible and closes all descriptors. Returns False if already closed."""
         with self._appending:
             if self._closed:
                 return False
@@ -162,7 +162,7 @@ class Appender:
 
     def _can_retry(self, e: OSError) -> bool:
         if e.errno == errno.ENOENT:
-            # The directory was deleted. The next maintain() finds the rows that are lost with it.
+            # The directory was deleted. The next maintain() reports the rows that were lost with it.
             with contextlib.suppress(OSError):
                 self._files.make_dir(self._context.root / WAL_DIR)
                 self._wake()

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class Background:
     """Calls ``sync`` at most every ``sync_interval_s`` while there are appends, and ``maintain`` each second.
 
-    Does nothing before ``start``. Errors of ``maintain`` are in the state's problems.
+    Does nothing before ``start``. Errors of ``maintain`` are put into the state's ``problems``.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Background:
                 self._state.problems.pop("maintain", None)
 
     def _failed(self, what: str, error: Exception) -> None:
-        """Puts ``error`` into the problems, and logs it unless the round before had the same error."""
+        """Puts ``error`` into the problems, and logs it unless the previous round failed with the same error."""
         problem = f"{type(error).__name__}: {error}"
         if self._state.problems.get(what) != problem:
             _log.error("the store failed to %s", what, exc_info=error)

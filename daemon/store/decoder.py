@@ -22,7 +22,7 @@ from probing.daemon.store.tasks.messages import Contents, Data, LostGroup, Made,
 
 __all__ = ("Decoder", "LogContents", "LogHeader", "SegmentContents")
 
-# The timeout of one answer, s. Before it answers, the process decodes about 65,536 rows, or checks a whole segment.
+# The timeout of one answer, s. For one answer the process decodes about 65,536 rows, or checks a whole segment.
 TIMEOUT_S = 300.0
 _NOBODY = 65534
 _T = TypeVar("_T")
@@ -62,9 +62,9 @@ class LogContents:
 
 
 class Decoder:
-    """Decodes files in a process without rights, which starts at the first call, and again after a file has ended it.
-    Not safe for two threads.
+    """Decodes files in a process without rights. Not thread-safe.
 
+    The process starts at the first call, and is started again if it died while it decoded a file.
     Under root the process runs as ``uid`` and ``gid``, otherwise as the caller. All methods take the descriptor of a
     regular file and raise FormatError when it cannot be decoded.
     """
@@ -198,7 +198,7 @@ class Decoder:
             self.close()
             raise InternalError(
                 "the process that decodes files did not start",
-                hint="the lines above have its error; check that its user may read the program files of probingd",
+                hint="the lines above show its error; check that its user can read the program files of probingd",
             ) from e
         return self._child
 

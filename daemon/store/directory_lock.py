@@ -1,4 +1,4 @@
-"""The lock of a state directory, which only one daemon uses at a time."""
+"""The lock of a state directory, which lets only one daemon at a time use the directory."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def lock_directory(path: Path) -> int:
 
 @contextmanager
 def kept_unused(source: Path) -> Iterator[None]:
-    """Keeps daemons from using the state directory ``source`` during the context. Raises StateLocked when a daemon uses
-    it.
+    """Context manager that keeps daemons from using the state directory ``source``. Raises StateLocked when a daemon
+    already uses the directory.
     """
     try:
         fd = os.open(source / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

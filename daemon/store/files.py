@@ -1,5 +1,5 @@
-"""The store's calls to the file system, as a protocol so that tests can make each call fail. Errors of the file system
-become errors of the store.
+"""The store's calls to the file system, as a protocol so that tests can make each call fail. ``store_error`` turns an
+OSError into an error of the store.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def open_file(path: Path) -> int:
 def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> bytes:
     """Returns bytes of a regular file. The file is not mapped: shortening a mapped file kills its readers (SIGBUS).
 
-    Raises OSError, and FormatError when it is no regular file.
+    Raises OSError, and FormatError when it is not a regular file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -207,7 +207,7 @@ def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> b
 
 
 def write_all(files: Files, fd: int, data: bytes | memoryview) -> None:
-    """Writes all of ``data``. Raises OSError; then part of ``data`` may be in the file."""
+    """Writes all of ``data``. Raises OSError, after which part of ``data`` may be in the file."""
     view = memoryview(data)
     while view:
         count = files.write(fd, view)
@@ -219,7 +219,7 @@ def write_all(files: Files, fd: int, data: bytes | memoryview) -> None:
 def checksum(files: Files, path: Path) -> tuple[int, int]:
     """Returns length and CRC32 of a file, read piece by piece, since the file may not fit in memory.
 
-    Raises OSError, and FormatError when it is no regular file.
+    Raises OSError, and FormatError when it is not a regular file.
     """
     length = crc = 0
     while data := files.read(path, _CHECKED_AT_ONCE, length):

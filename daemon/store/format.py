@@ -24,12 +24,13 @@ __all__ = (
 )
 
 FORMAT_VERSION = 1
-# File names of parts have twelve digits, but no store lives long enough to need the first digit.
+# The highest number that a log part can have; no store lives long enough to reach it. File names have room for one
+# digit more.
 MAX_PART = 10**11 - 1
 # Sequence numbers, times and counts must fit into a signed 64-bit column.
 MAX_NUMBER = (1 << 63) - 1
 _MAX_TABLE_NAME = 100
-# The name of a table becomes the name of a folder.
+# Only these characters are allowed, because the name of a table becomes the name of a folder.
 _TABLE = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)+")
 
 
@@ -37,8 +38,9 @@ class RingPosition(TypedDict, total=False):
     """The position up to which a kernel ring was read. ``map_id``: the id of its BPF map; ``lost``: the number of lost
     records that were already reported.
 
-    ``rows``, only in JOB_ROWS: the number of the next row to read from each memory that a job fills; in an import: its
-    slices (``importing/journal.py``).
+    Two positions do not belong to a kernel ring; they use ``rows``. In the position JOB_ROWS, ``rows`` has the number
+    of the next row to read from each memory file that a job fills. In the position of an import, ``rows`` has the
+    number of slices (``importing/journal.py``).
     """
 
     boot_id: str
@@ -51,7 +53,7 @@ class RingPosition(TypedDict, total=False):
 # Positions by name of the ring.
 Positions = dict[str, RingPosition]
 JOB_ROWS = "job_rows"
-"""The name of the position in the memories that jobs fill, which are no kernel ring."""
+"""The key of the position in the memory files that jobs fill. These files are not a kernel ring."""
 
 
 class NewerFormat(FormatError):
@@ -88,7 +90,7 @@ def checked_positions(value: Any) -> Positions:
             number_in(position.get(name, 0))
         rows = position.get("rows", {})
         if not isinstance(rows, dict):
-            raise ValueError("the positions in memories of jobs are no object")
+            raise ValueError("the positions in memory files of jobs are not an object")
         for number in rows.values():
             number_in(number)
     return cast(Positions, value)

@@ -11,7 +11,7 @@ __all__ = ("DEFAULT_FREE_BYTES", "StoreLimits", "TableLimits", "merge_reserve", 
 _DAY_S = 86_400
 DEFAULT_FREE_BYTES = 1 << 30
 _FREE_SHARE = 10
-# The share of max_bytes that merging may use for a while: 1/16.
+# Merging may temporarily use 1/16 of max_bytes.
 _MERGE_SHARE = 16
 
 
@@ -26,10 +26,10 @@ class TableLimits(NamedTuple):
 class StoreLimits:
     """The limits of the whole store. The stricter of ``max_bytes`` (all files) and ``keep_free_bytes`` applies.
 
-    A negative ``keep_free_bytes`` is 1 GiB or a tenth of the file system, whichever is less. Log parts are sealed at
-    ``part_bytes``, segments merged up to ``segment_bytes``. A power cut loses rows of at most ``sync_interval_s``; a
-    snapshot that is not released keeps its files for ``lease_s``, or as long as its query may last. A stricter limit
-    deletes rows after ``grace_s``.
+    A negative ``keep_free_bytes`` means 1 GiB or a tenth of the file system, whichever is less. Log parts are closed
+    at ``part_bytes``, segments are merged up to ``segment_bytes``. A power cut loses the rows of at most
+    ``sync_interval_s``. A snapshot that is not released keeps its files for ``lease_s``, and its segments for the time
+    of its query if that is longer and space allows. A limit that is made stricter deletes rows only after ``grace_s``.
     """
 
     max_bytes: int = 4 << 30

@@ -1,8 +1,8 @@
 """The manifest lists the segments, and the log part up to which everything is sealed.
 
-It is a text file of lines with checksums: the first names the format, each other line is an edit. As an edit is one
-line, it is in the file completely or not at all. The file is rewritten under another name at each start, and when there
-are many edits.
+It is a text file of lines with checksums: the first line names the format, each other line is an edit. Because an edit
+is one line, it is in the file completely or not at all. At each start, and when there are many edits, the manifest is
+rewritten to a temporary file, which then replaces it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ("MANIFEST", "Edit", "LoadedManifest", "Manifest", "Segment", "load_ma
 
 MANIFEST = "manifest"
 MAX_MANIFEST = 1 << 28
-# The file is rewritten once the edits after the last rewrite have this many bytes more than that rewrite.
+# The file is rewritten once the edits appended since the last rewrite exceed the rewritten lines by this many bytes.
 _SLACK_BYTES = 1 << 14
-# The most bytes of a line; even an edit that drops all segments of a large store needs less.
+# The maximum length of a line, bytes. Even an edit that drops all segments of a large store needs less.
 MAX_LINE = 1 << 24
 _MAGIC = "probingd-manifest"
 _PATH = re.compile(r"[\w.]+/date=[0-9-]{10}/[\w-]+\.parquet", re.ASCII)
@@ -45,8 +45,8 @@ class Segment(NamedTuple):
     """A sealed Parquet file, as listed in the manifest.
 
     ``path``: relative to the state directory. ``crc``: CRC32 of the whole file. ``ts_min`` and ``ts_max``: the first
-    and last ``ts``, UTC ns. ``parts``: the first and last log part of its rows. ``jobs``: the values of the column
-    ``job``, None if the segment lacks the column, or the column has a NULL or too many values.
+    and last ``ts``, UTC ns. ``parts``: the first and last log part from which its rows come. ``jobs``: the values of
+    the column ``job``, None if the segment lacks the column, or the column has a NULL or too many values.
     """
 
     table: str
@@ -90,7 +90,7 @@ class LoadedManifest:
     boot_id: str = ""
 
     def apply(self, edit: Edit) -> None:
-        """Changes this state by ``edit``; ring positions older than the present ones are ignored."""
+        """Applies ``edit`` to this state; ring positions older than the present positions are ignored."""
         for path in edit.drop:
             self.segments.pop(path, None)
         for segment in edit.add:
@@ -152,7 +152,7 @@ def _apply(loaded: LoadedManifest, fields: Mapping[str, Any]) -> bool:
 
 
 def _segment(fields: Mapping[str, Any]) -> Segment:
-    # All values are checked, as they become paths, columns and SQL.
+    # All values are checked, because they become paths, columns and SQL.
     first, last = (number_in(part, most=MAX_PART) for part in fields["parts"])
     # Older manifests lack the jobs.
     jobs = fields.get("jobs")

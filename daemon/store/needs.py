@@ -33,14 +33,14 @@ EVER = Range()
 
 
 class Need(NamedTuple):
-    """The rows that have ``ts`` in ``times`` and one of ``jobs`` (None: any job)."""
+    """The rows whose ``ts`` is in ``times`` and whose job is in ``jobs`` (None: any job)."""
 
     times: Range = EVER
     jobs: frozenset[str] | None = None
 
     def holds(self, first: int, last: int, jobs: Collection[str] | None) -> bool:
-        """Returns whether a segment may have a needed row: its ``ts`` are from ``first`` to ``last``, its jobs are
-        ``jobs`` (None: unknown)."""
+        """Returns whether a segment may have a needed row, if its ``ts`` are from ``first`` to ``last`` and its jobs
+        are ``jobs`` (None: unknown)."""
         if self.jobs is not None and jobs is not None and self.jobs.isdisjoint(jobs):
             return False
         return self.times.holds(first, last)

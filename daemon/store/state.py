@@ -19,8 +19,8 @@ __all__ = ("StoreState",)
 
 
 class _Lease(NamedTuple):
-    """The files that a snapshot holds: log parts until ``sure_ns``, segments until ``until_ns`` (monotonic), or only
-    until ``sure_ns`` if space is short.
+    """The files that a snapshot holds. Log parts are held until ``sure_ns``. Segments are held until ``until_ns``, but
+    only until ``sure_ns`` if space is short. Both times are monotonic.
     """
 
     sure_ns: int
@@ -30,7 +30,7 @@ class _Lease(NamedTuple):
 
 
 class _Leases:
-    """The files that snapshots hold. Not safe for two threads: the owner locks."""
+    """The files that snapshots hold. Not thread-safe: the owner locks."""
 
     def __init__(self) -> None:
         self._held: dict[int, _Lease] = {}
@@ -44,7 +44,7 @@ class _Leases:
 
     @property
     def doomed(self) -> frozenset[Path]:
-        """Files to be removed that snapshots still hold."""
+        """The files to be removed: snapshots still hold them, or removing them failed."""
         return frozenset(self._doomed)
 
     def holds(self, path: Path) -> bool:
@@ -81,12 +81,14 @@ class _Leases:
             if (lease.sure_ns if short else lease.until_ns) <= now_ns:
                 del self._held[generation]
             elif lease.sure_ns <= now_ns:
-                # Log parts that stay keep their segments from being merged, and a query reads them at its begin.
+                # A held log part keeps the segments with its rows from being merged, so log parts are released now. A
+                # query reads log parts when it begins, so the query does not miss them.
                 self._held[generation] = lease._replace(parts=frozenset())
         return self._free()
 
     def _free(self) -> list[Path]:
-        # Few files wait to be removed, while many snapshots may hold thousands.
+        # The loop runs over the files to be removed, because these are few, while many snapshots may hold thousands of
+        # files.
         free = sorted(path for path in self._doomed if not self.holds(path))
         self._doomed.difference_update(free)
         return free
@@ -96,11 +98,11 @@ _MAX_LOSSES = 1000
 
 
 class StoreState:
-    """The state of an open store. Safe for any thread.
+    """The state of an open store. Thread-safe.
 
     ``problems``: reasons by subject, empty while there are none. ``full``: appending is refused. ``set_aside_bytes``:
-    the size of ``corrupt/``. ``merging_bytes``: the size of a merged segment while it is written. ``changes``: how many
-    times the segments changed.
+    the size of ``corrupt/``. ``merging_bytes``: the size of a merged segment while it is written. ``changes``: a
+    counter of changes of the segments.
     """
 
     def __init__(self, files: Files, root: Path, parts: Iterable[Part], segments: Iterable[Segment]) -> None:
@@ -111,7 +113,7 @@ class StoreState:
         self._closed = tuple(parts)
         self._segments = {segment.path: segment for segment in segments}
         self._leases = _Leases()
-        # Sizes of dropped segments whose files snapshots still hold, or could not be removed.
+        # Sizes of dropped or merged segments whose files are still there: snapshots hold them, or removing them failed.
         self._held: dict[Path, int] = {}
         self._losses: list[Loss] = []
         self._records = self._rows = self._sealed_parts = 0
@@ -145,7 +147,7 @@ class StoreState:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of dropped or merged segments whose files snapshots still hold."""
+        """Bytes of segments that were dropped or merged, but whose files a snapshot still holds."""
         with self._lock:
             return sum(size for path, size in self._held.items() if self._leases.holds(path))
 
@@ -235,8 +237,8 @@ class StoreState:
     ) -> tuple[int, list[Segment], list[Part]]:
         """Returns a generation, the ``wanted`` segments and the log parts with rows.
 
-        Their files stay until the generation is released, but at most until ``sure_ns`` (monotonic); segments until a
-        later ``until_ns`` if space allows.
+        Their files stay until the generation is released, but log parts at most until ``sure_ns`` (monotonic), and
+        segments at most until ``until_ns`` if this is later and space allows.
         """
         with self._lock:
             parts = [p for p in (*self._closed, *([self._live] if self._live else [])) if p.rows]

@@ -43,8 +43,9 @@ class StateStatus(TypedDict):
 
 
 class StoreStatus(StateStatus):
-    """The status with the number of files ``set_aside``, the number of ``torn_records`` at the start, and the names of
-    ``foreign`` files, which are left alone.
+    """The status of the store. ``set_aside``: the number of files that were set aside since the store was opened.
+    ``torn_records``: the number of records that were found cut short at the start. ``foreign``: the names of files that
+    do not belong to the store, which are left alone.
     """
 
     set_aside: int

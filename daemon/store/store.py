@@ -48,16 +48,17 @@ from probing.daemon.store.tasks.worker import LocalWorker, Worker
 
 __all__ = ("Store",)
 
-# How long the process tries to make a deleted state directory again, ns.
+# The time for which the process tries to make a deleted state directory again, ns.
 _DELETED_NS = 10 * 1_000_000_000
-# The time of the longest query, and the time after its end until its worker has ended, s.
+# A snapshot holds its segments for the time limit of its query, but at most for _LONGEST_S, and for _MARGIN_S longer,
+# in which the query's worker ends, s.
 _LONGEST_S, _MARGIN_S = 3600.0, 60.0
-# While sealing is behind, merging runs in one of this many rounds of maintenance.
+# While sealing is behind, only one round of maintenance out of this many merges segments.
 _MERGE_EACH = 5
 
 
 class Store:
-    """An open store, from ``Store.open``. Safe for any thread."""
+    """An open store, from ``Store.open``. Thread-safe."""
 
     def __init__(
         self,
@@ -83,12 +84,12 @@ class Store:
         self._compactor = Compactor(context, self._editor, self._space, self._quarantine)
         self._appender = Appender(context, node, self._space, found, limits.part_bytes, self._background.wake)
         self._maintaining = threading.Lock()
-        # The number of rounds of maintenance in a row in which sealing was behind.
+        # The number of consecutive rounds of maintenance in which sealing was behind.
         self._rounds_behind = 0
         self._torn = found.torn
         self._foreign = tuple(found.foreign)
         self.recovery_losses: tuple[Loss, ...] = tuple(found.losses)
-        # The time since which the directory is deleted and could not be made again, CLOCK_MONOTONIC ns.
+        # When the directory was found to be deleted, CLOCK_MONOTONIC ns. None once it was made again.
         self._deleted_since: int | None = None
 
     @classmethod
@@ -106,9 +107,9 @@ class Store:
     ) -> Store:
         """Locks the state directory, recovers its files, and starts the threads that sync and maintain.
 
-        Without ``background`` the caller calls ``sync`` and ``maintain``. ``worker`` seals and merges. ``files``
-        replaces the file system (and its lock) in tests. Raises StateLocked, StoreError when the directory cannot be
-        used, FormatError for a newer format.
+        Without ``background`` the caller must call ``sync`` and ``maintain``. ``worker`` makes the worker that seals
+        and merges. ``files`` replaces the file system in tests, and then the directory is not locked. Raises
+        StateLocked, StoreError when the directory cannot be used, FormatError for a newer format.
         """
         root = Path(path).absolute()
         clock = clock or SystemClock()
@@ -137,7 +138,7 @@ class Store:
         with contextlib.suppress(StoreError):
             store._space.check()
         if background:
-            # Maintenance checks for space before the first append, and before the start counts as complete.
+            # Rows beyond the limits are dropped before the first append, and before the start counts as complete.
             with contextlib.suppress(StoreError):
                 store._space.retain()
             store._background.start()
@@ -154,8 +155,8 @@ class Store:
         positions: Positions,
         pair: ClockPair | None = None,
     ) -> None:
-        """Writes one record. When this returns, the record is completely in the log; after an error it is not in the
-        log at all.
+        """Writes one record. When ``append`` returns, the record is completely in the log. After an error, the record
+        is not in the log at all.
 
         ``batches`` have the physical schemas of their tables. Rings missing in ``positions`` keep their positions.
         ``pair``: the instant of the drain, by default now. Raises StoreFull if there is no space even without the
@@ -165,7 +166,7 @@ class Store:
         try:
             self._appender.append(batches, positions, pair or self._context.clock.pair())
         finally:
-            # After an error, too: only a sync closes the file of the part that ended.
+            # This is done after an error, too, because only a sync closes the file of the part that ended.
             self._background.appended()
 
     def sync(self) -> None:
@@ -173,22 +174,24 @@ class Store:
         self._appender.sync()
 
     def seal(self, now: bool = False) -> int:
-        """Seals closed parts if there are enough, with ``now`` the whole log. Returns the number of sealed parts.
+        """Seals closed parts if there are enough, or with ``now`` the whole log. Returns the number of sealed parts.
 
-        Raises StoreError or StoreFull; then the parts stay in the log, and the next call tries them again.
+        Raises StoreError or StoreFull; in that case the parts stay in the log, and the next call tries to seal them
+        again.
         """
         if now:
             self._appender.end_part()
         return self._sealer.seal(now)
 
     def maintain(self) -> None:
-        """Runs one round of maintenance, which is due each second: leases, retention, sealing, some merging, a
-        checksum.
+        """Runs one round of maintenance, which is due each second: ends expired leases, drops rows beyond the limits,
+        seals, merges for a short time, and checks a segment.
 
         Raises StoreError.
         """
         with self._maintaining:
-            # A quota or reserved blocks leave free space in which nothing can be written, and only a write tells.
+            # With a quota or reserved blocks, a file system shows free space although nothing can be written. Only a
+            # failed write shows that space is short.
             is_short = self._state.full or "append" in self._state.problems
             self._state.expire(self._context.clock.pair().mono_ns, short=is_short)
             if self._editor.is_deleted():
@@ -196,7 +199,7 @@ class Store:
             # Retention runs first: sealing needs space.
             self._space.retain()
             self._sealer.seal(False)
-            # Merging waits while sealing is behind, but not for long: small segments must not grow in number.
+            # While sealing is behind, merging runs less often. It does not stop, because small segments would pile up.
             self._rounds_behind = self._rounds_behind + 1 if self._sealer.is_behind else 0
             if self._rounds_behind % _MERGE_EACH == 0:
                 self._compactor.turn()
@@ -249,8 +252,8 @@ class Store:
         return False
 
     def snapshot(self, wanted: Callable[[Segment], bool] = lambda _: True, seconds: float = 0.0) -> StoreSnapshot:
-        """Returns the files that a query reads: the ``wanted`` segments, and the log. ``seconds``: the time that the
-        query has, of which an hour counts.
+        """Returns the files that a query reads: the ``wanted`` segments, and the log. ``seconds``: the time limit of
+        the query; more than an hour counts as an hour.
 
         The files stay until ``release(snapshot["generation"])``, but at most for ``lease_s``; segments stay longer for
         a longer query while there is space to append.

@@ -21,7 +21,8 @@ __all__ = ("COUNTS", "MAPS", "TaskOffsets", "entries", "record_dtype", "render")
 MAPS = ("probing_events", "probing_counts", "probing_listed")
 """The maps of the prelude: the ring, COUNTS of each CPU, and the processes that may hit tracepoints, by tgid."""
 COUNTS = np.dtype([("hits", "<u8"), ("refused", "<u8"), ("emitted", "<u8"), ("lost", "<u8")])
-# The most bytes of an event: a program has 512 bytes of stack, of which the prelude and the user's variables need some.
+# The maximum size of an event, bytes. A program has 512 bytes of stack, and the prelude and the user's variables need
+# some of them.
 MAX_EVENT_BYTES = 384
 RING_PAGES = 256
 MAX_LISTED = 8192
@@ -173,7 +174,8 @@ def render(spec: Spec, folder: Path, offsets: TaskOffsets) -> str:
         leader=offsets.group_leader,
         boottime=offsets.start_boottime,
     )
-    # The entries come before the user's text, as bcc inserts the struct of a tracepoint before the entry that uses it.
+    # The entries come before the user's text, since bcc inserts the struct of a tracepoint before the entry that uses
+    # it.
     calls = "".join(_entry(spec, i, place) for i, place in enumerate(spec.attach))
     return f"{prelude}{calls}#line 1 {json.dumps(f'{folder / spec.name}.c')}\n{spec.code}\n"
 

@@ -93,8 +93,8 @@ def _load(request: Mapping[str, Any], source: str) -> tuple[Any, list[int]]:
 
 
 def _verified(code: bytes, kind: int, attach_type: int) -> int:
-    """Loads a program, in whose ``code`` the maps are resolved already. bcc cannot load it, as it has no attach types
-    for uprobes.
+    """Loads the program ``code``, in which bcc has already resolved the maps. bcc itself cannot load it, since bcc has
+    no attach types for uprobes.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     instructions, text = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
@@ -124,7 +124,7 @@ def _verified(code: bytes, kind: int, attach_type: int) -> int:
 
 
 def _merge(trees: list[Path], into: Path) -> None:
-    """Merges trees of kernel headers: Debian separates the files of a flavour from the common files."""
+    """Merges trees of kernel headers, since Debian separates the files of a kernel flavour from the common files."""
     for part in ("include", f"arch/{_ARCH[platform.machine()]}/include"):
         target = into / part
         target.mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""Compiles and loads a user's probe in a process with bcc, and finds the kernel's headers and offsets in task_struct
-for it.
+"""Compiles and loads a user's probe in a process with bcc. Finds what the compiler needs: the kernel's headers, and the
+offsets in task_struct.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _member_offsets(structure: str, members: tuple[str, ...]) -> dict[str, int]:
 
 
 def header_trees(modules: Path = _MODULES, sources: Path = _SOURCES) -> list[str] | None:
-    """Returns trees of kernel headers to be merged; None if bcc itself finds the headers of this kernel.
+    """Returns the trees of kernel headers to merge; None if bcc itself finds the headers of this kernel.
 
     Headers of another kernel suffice for probes that read no kernel structure. Raises PrivilegeError if there are no
     headers.
@@ -128,7 +128,7 @@ class Loaded:
 def load(
     spec: Spec, folder: Path, scratch: Path, *, multi: bool = True, python: str = _PYTHON, timeout: float = TIMEOUT_S
 ) -> Loaded:
-    """Compiles ``spec`` and lets the kernel verify it, in about half a second. ``multi``: the programs are for
+    """Compiles ``spec`` and lets the kernel verify it, in about half a second. ``multi``: whether the programs are for
     uprobe_multi links. Trees of headers are merged in a temporary directory in ``scratch``.
 
     Raises ConfigError for code that does not compile, AttachError for a program that the kernel refuses, PrivilegeError

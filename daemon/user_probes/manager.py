@@ -32,13 +32,13 @@ from probing.daemon.worker import Worker
 
 __all__ = ("ProbeState", "UserProbes")
 
-# The time between two looks at files, processes and counters, s.
+# The interval at which files, processes and counters are checked, s.
 LOOK_S = 0.5
-# The time between two reads of the rings, s: while there are probes, and otherwise.
+# The interval at which the rings are read, s: while there are probes, and while there are none.
 _DRAIN_S, _IDLE_S = 0.1, 1.0
 # How long a probe that was hit too often stays detached, ns.
 REST_NS = 10_000_000_000
-# The pause before a probe that failed to load for a temporary reason is tried again, ns.
+# The pause before a probe is loaded again after its loading failed for a temporary reason, ns.
 RETRY_NS = 60_000_000_000
 MAX_REPLACED = 4096
 _log = logging.getLogger(__name__)
@@ -57,8 +57,9 @@ class ProbeState(NamedTuple):
 
 @dataclass(slots=True)
 class _Probe:
-    """A probe of the directory. ``off_ns``: monotonic time since which it is detached after too many hits, or 0.
-    ``reported``: the counts at the last report.
+    """A probe of the directory. ``off_ns``: the monotonic time at which the probe was detached after too many hits, 0
+    if it is not detached for that reason; ``off_since_ns``: the same time in UTC. ``reported``: the counts at the last
+    report.
     """
 
     stamp: tuple[object, ...]
@@ -72,8 +73,9 @@ class _Probe:
 
 
 class UserProbes(Source):
-    """The source of users' probes. ``readers`` and ``symbols`` read processes. ``multi``: the kernel has uprobe_multi
-    links; ``fuse``: files of FUSE mounts get probes too. bcc and its compiler are started only if there is a probe.
+    """The source of users' probes. ``readers`` and ``symbols`` read processes. ``multi``: whether the kernel has
+    uprobe_multi links; ``fuse``: whether files of FUSE mounts get probes, too. The process with bcc is started only if
+    there is a probe.
     """
 
     name = "user_probes"
@@ -151,7 +153,7 @@ class UserProbes(Source):
         self._worker.wake()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Attaches the probes again, as the new program maps other libraries."""
+        """Attaches the probes again, since the new program maps other libraries."""
         self._replaced.append(ProcessKey(pid, start_ns))
         self._worker.wake()
 
@@ -245,7 +247,9 @@ class UserProbes(Source):
                 return
 
     def _load(self, name: str, stamp: tuple[object, ...]) -> None:
-        """Loads a probe. Its earlier version ends even if the new version fails: only files of the directory run."""
+        """Loads a probe. Its earlier version ends even if the new version fails, so that only code that is still in the
+        directory runs.
+        """
         probe = _Probe(stamp)
         try:
             spec = read_spec(self._folder, name)
@@ -256,7 +260,7 @@ class UserProbes(Source):
                 loaded.close()
                 raise
         except (ProbingError, OSError) as error:
-            # As when the ring cannot be mapped for lack of memory.
+            # An OSError is raised, for example, if the ring cannot be mapped for lack of memory.
             e = error if isinstance(error, ProbingError) else _not_opened(error)
             probe.reason = e.message if not e.hint else f"{e.message} ({e.hint})"
             _log.warning("the probe %s is not loaded: %s", name, probe.reason)
@@ -298,7 +302,7 @@ class UserProbes(Source):
             _log.warning("the ring of the probe %s cannot be read: %s", name, e.message)
 
     def _count(self) -> None:
-        """Reports losses, and sets ``off_ns`` of a probe that is hit too often, for REST_NS."""
+        """Reports losses, and sets ``off_ns`` of a probe that is hit too often. After REST_NS, resets ``off_ns``."""
         pair = self._clock.pair()
         since, self._counted_ns = self._counted_ns, pair.real_ns
         for name, probe in list(self._probes.items()):

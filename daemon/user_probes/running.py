@@ -39,11 +39,12 @@ __all__ = (
 )
 
 ALL = 0
-"""As a pid: every process that maps the file."""
+"""The pid that stands for every process that maps the file."""
 _TYPE_TRACEPOINT = 2
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
-# A process may map the library late: the first and the longest pause between two looks at the process, s.
+# The first and the longest pause between two readings of the mappings of a process, s. They are read again because a
+# process may map the library late.
 FIRST_LOOK_S = 1.0
 LAST_LOOK_S = 30.0
 MAX_EVENTS = 4096
@@ -80,9 +81,9 @@ class Running:
         self._listed = Map("probing_listed", loaded.maps["probing_listed"], np.dtype("<u4"), np.dtype("<u1"))
         self._followed: dict[ProcessKey, _Follow] = {}
         self._events: dict[ProcessKey, list[int]] = {}
-        # The attachments for all processes that are missing; None until the first look.
+        # The attachments to all processes that are still to be made; None before the first try.
         self._everywhere_follow: _Follow | None = None
-        # By attachment: why it failed last, and in which process.
+        # The reason and the process of the last failure of each attachment.
         self._reasons: dict[str, tuple[str, ProcessKey]] = {}
 
     def close(self) -> None:
@@ -149,7 +150,9 @@ class Running:
             self._look(who, files, targets)
 
     def _everywhere(self, targets: Targets) -> None:
-        """Attaches tracepoints, and functions that are probed in all processes. What fails is tried again later."""
+        """Attaches tracepoints, and functions that are probed in all processes. An attachment that fails is tried again
+        later.
+        """
         now, follow = time.monotonic(), self._everywhere_follow
         if follow is None:
             everywhere = self.spec.who == "all"
@@ -191,12 +194,12 @@ class Running:
         try:
             mapped = files(who)
             self._reasons.pop("processes", None)
-            # Returns are attached first, so that a call whose begin is seen also shows its end.
+            # Probes on returns are attached first, so that a call whose beginning is seen also shows its end.
             for index in sorted(follow.missing, key=lambda i: not self.spec.attach[i].on_return):
                 if self._place(who, index, targets.matching(mapped, self.spec.attach[index].library), targets):
                     follow.missing.discard(index)
         except ProbingError as e:
-            # A process that has ended, or that can never be read, says nothing of the probe.
+            # The error of a process that has ended, or that can never be read, says nothing about the probe.
             if isinstance(e, TargetTimeout) or not isinstance(e, TargetError):
                 self._reasons["processes"] = e.message, key
 

@@ -65,7 +65,9 @@ class Attach(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """A probe. ``budget``: hits a second of all its attachments together; ``who``: a word of WHO."""
+    """A probe. ``budget``: the maximum number of hits a second, of all its attachments together; ``who``: the
+    processes to probe, a word of WHO.
+    """
 
     name: str
     doc: str
@@ -136,7 +138,7 @@ def _check_owner(path: Path) -> None:
         hint = f"run `chown root {path}`"
         raise ConfigError(f"{path} belongs to user {status.st_uid}, not to root or the daemon's user", hint=hint)
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(f"{path} may be written by others than its owner", hint=f"run `chmod go-w {path}`")
+        raise ConfigError(f"{path} is writable by users other than its owner", hint=f"run `chmod go-w {path}`")
 
 
 def _read(path: Path, limit: int) -> str:
@@ -205,7 +207,7 @@ class _Reader:
             raise self._wrong(f"{at}type", kind, f"one of {', '.join(COLUMN_TYPES)}")
         name = self._matching(values, "name", at, USER_NAME, "a-z, 0-9 and _, at most 41, a letter first")
         if _C_WORDS.fullmatch(name):
-            raise self._wrong(f"{at}name", name, "no word of C, and nothing that begins with probing_")
+            raise self._wrong(f"{at}name", name, "not a word of C, and not a name that begins with probing_")
         doc = self._text(values, "doc", at)
         if kind != "text":
             self._only(values, ("name", "type", "doc"), at)

@@ -18,15 +18,15 @@ from probing.daemon.user_probes.spec import Attach
 __all__ = ("Targets",)
 
 READ_TIMEOUT_S = 2.0
-# How long a reader may be blocked by a process, s: the processes of other users wait meanwhile.
+# The maximum time for which one process may block a reader, s. Processes of other users wait during that time.
 PATIENCE_S = 0.5
 MAX_FILES = 16
 MAX_KNOWN = 4096
 
 
 class Targets:
-    """Finds the places of probes in processes. For one thread. Readers open the files of targets, and parsers read
-    them; files on FUSE are opened only with ``fuse``.
+    """Finds the places of probes in processes. Not thread-safe. Readers open the files of targets, and parsers read
+    these files. Files on FUSE are opened only with ``fuse``.
     """
 
     def __init__(self, readers: ReaderPool, symbols: SymbolFinder, *, fuse: bool = False) -> None:
@@ -89,8 +89,8 @@ class Targets:
         return offset
 
     def host_offset(self, place: Attach) -> tuple[int, int]:
-        """Returns (descriptor, offset) of a probe of all processes, in a file of the host. The caller closes the
-        descriptor.
+        """Opens the file of ``place`` on the host, for a probe that covers all processes. Returns its descriptor, which
+        the caller closes, and the offset of the symbol.
         """
         try:
             fd = os.open(place.library, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

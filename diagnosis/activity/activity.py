@@ -106,7 +106,7 @@ def _find_disk_io(scene: Scene) -> Seen | None:
 
 
 def _moves_data(scene: Scene) -> bool:
-    """Returns whether the process read or wrote much between the readings of its condition."""
+    """Returns whether the process read or wrote at least 64 KiB between the two readings of its condition."""
     return max(scene.condition.read_bytes or 0, scene.condition.write_bytes or 0) >= _MOVED_BYTES
 
 
@@ -121,7 +121,7 @@ def _checkpoint_frame(scene: Scene) -> Frame | None:
 
 
 def _io(scene: Scene) -> str:
-    """Returns a text such as "writes /mnt/c/a.pt (fuse.x /mnt/c)"; empty if the main thread is in no call on a file."""
+    """Returns a text such as "writes /mnt/c/a.pt (fuse.x /mnt/c)"; empty if the main thread is in no file call."""
     c = scene.condition
     verb = _VERBS.get(c.syscall or "")
     if verb is None or c.target_kind in _NO_FILES or c.target_fd == 0:
@@ -135,7 +135,8 @@ _SYSTEM = re.compile(r"/(?:libc[.-]|libpthread|ld-|(?:lib)?python3)[^/]*$|^\[")
 _LINE = 600
 # A thread that uses a smaller share of a CPU than this only polls.
 _POLLS = 0.02
-# A thread that was at its line in the daemon's first seconds may have been there before, ns.
+# Time after the daemon's start, ns. If all samples of a thread show one line since before this time, the thread may
+# have reached that line before the daemon started.
 _FIRST_SAMPLES_NS = 3_000_000_000
 
 
@@ -144,9 +145,9 @@ class Activity:
     """What a rank is doing. ``kind``: a key of ``kinds.ACTIVITIES``.
 
     ``why``: a clause to print, such as "its data loader waits in fetch_shard, data.py:12". ``frame``: the frame that
-    shows it. ``since_ns``: UTC; it may have begun earlier. ``progressing``: whether it makes progress (its stack moves,
-    it uses the CPU in changing frames, it writes); None if unknown. ``evidence``: lines to print. ``next_steps``:
-    advice.
+    shows the activity. ``since_ns``: UTC; the activity may have begun earlier. ``progressing``: whether the rank makes
+    progress (its stack moves, it uses the CPU in changing frames, it writes); None if unknown. ``evidence``: lines to
+    print. ``next_steps``: advice.
     """
 
     kind: str
@@ -176,7 +177,7 @@ def _look(scene: Scene) -> Seen:
     found = next((seen for find in _TOPICS if (seen := find(scene))), None) or _unknown(scene)
     settled = found.settled or found.progressing is not None
     progressing = found.progressing if settled else _progressing(scene)
-    # A thread that makes progress cannot have been at its line since it last slept.
+    # A thread that makes progress has left its line since ``scene.since_ns``, so that time is not used.
     since = found.since_ns if found.since_ns is not None or progressing else scene.since_ns
     return replace(found, since_ns=since, progressing=progressing)
 

@@ -22,7 +22,7 @@ _FETCH = "torch/utils/data/_utils/fetch.py"
 # Files of Python's queues and pipes between processes.
 _SHARED = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
 _HALTED = ("exited", "stopped", "traced")
-# These kinds of activity only say where the worker is.
+# These kinds of activity say little, so the text names the worker's line instead.
 _BARE = ("sleeping", "unknown", "lock")
 _Look = Callable[[Scene], Seen]
 
@@ -61,7 +61,7 @@ def _in_process(scene: Scene, look: _Look) -> Seen:
 
 def _halted(scene: Scene, seen: Sequence[tuple[Helper, Seen]]) -> Seen | None:
     for worker, does in seen:
-        # Workers of earlier epochs have ended with exit code 0.
+        # Workers of earlier epochs have ended with exit code 0, so such an end is normal.
         if does.kind in _HALTED and (worker.exit is None or worker.exit.signal or worker.exit.code):
             who = f"its data-loader worker (pid {worker.pid})"
             full = full_shm(scene)
@@ -74,7 +74,7 @@ def _halted(scene: Scene, seen: Sequence[tuple[Helper, Seen]]) -> Seen | None:
 
 
 def _busy(scene: Scene, seen: Sequence[tuple[Helper, Seen]]) -> Seen | None:
-    """Returns the busy worker that has gone longest without progress."""
+    """Returns the activity of the busy worker that has gone longest without progress."""
     busy = [(worker, does) for worker, does in seen if does.frame is not None and not _is_idle(worker)]
     if not busy:
         return None

@@ -11,7 +11,7 @@ __all__ = ("ACTIVITIES", "Kind")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of activity. ``shown_by``: the facts that show it."""
+    """A kind of activity. ``shown_by``: the facts that show this activity."""
 
     title: str
     shown_by: str
@@ -104,7 +104,7 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
         ),
         "starved": Kind(
             "The process is ready to run and gets no CPU",
-            "The time that its training thread waited for a CPU, and who used its CPUs.",
+            "The time that its training thread waited for a CPU, and the processes that used its CPUs.",
             ("Move the other processes away, or give the rank CPUs of its own.",),
         ),
         "compiling": Kind(
@@ -118,15 +118,15 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
             ("Call gc.freeze() after the start, gc.disable(), and gc.collect() on all ranks at the same steps.",),
         ),
         "nccl_init": Kind(
-            "It waits for other ranks in the creation of a communicator or in a store",
+            "It waits for other ranks to create a communicator, or in a store",
             "Frames of init_process_group, of a store, or of the creation of a communicator.",
             ("Check that all ranks were started, and that MASTER_ADDR and MASTER_PORT can be reached from each node.",),
         ),
         "idle": Kind(
-            "It waits for requests, as a server that has nothing to do",
-            "A wait for connections on a socket that listens, for ZeroMQ, for a ring of shared memory, or for a queue"
+            "It waits for requests, like a server that has nothing to do",
+            "A wait for connections on a listening socket, for ZeroMQ, for a ring of shared memory, or for a queue"
             " that a thread with such a wait fills.",
-            ("Send a request, and look whether the server answers.",),
+            ("Send a request, and check whether the server answers.",),
         ),
         "rpc": Kind(
             "It waits for another rank's answer by RPC",

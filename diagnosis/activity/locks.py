@@ -48,7 +48,8 @@ _PYTHON = (
     ("/multiprocessing/synchronize.py", (), "waits for a lock between processes"),
     ("/threading.py", ("acquire", "wait", "wait_for", "__enter__"), "waits for a lock or condition"),
 )
-# The libraries in the stack of a thread that waits for a Python lock. Stripped libraries do not name their functions.
+# A thread that waits for a Python lock has frames of these libraries only. Their files are compared because stripped
+# libraries do not name their functions.
 _OF_PYTHON = re.compile(r"libc[.-]|libpthread|ld-|\[vdso\]|(?:lib)?python3|_multiprocessing\.|_queue\.|_posixshmem\.|$")
 _CPYTHON = re.compile(r"(?:lib)?python3")
 # The package filelock tries to get a lock of flock(2) every 50 ms, and torch checks every 100 ms whether a file is
@@ -57,13 +58,16 @@ _FILE_LOCK = re.compile(r"/filelock/.*\.py$|/torch/utils/file_baton\.py$")
 _POLLS = re.compile(r"acquire|wait$")
 _TIMED_WAITS = ("pthread_cond_timedwait", "pthread_cond_clockwait", "___pthread_cond_timedwait")
 _FILE_LOCKS = frozenset(("flock", "fcntl"))
-# A thread that waits for the GIL on a busy machine: least number of wake-ups a second, and largest share of a CPU.
+# A thread that waits for the GIL on a busy machine wakes at least this often a second, and uses at most this share of a
+# CPU.
 _WAKES, _AWAKE = 20, 0.02
 _OWNER = re.compile(r"owner=(\d+)")
 
 
 def find_gil(scene: Scene) -> Seen | None:
-    """Returns the thread that keeps the GIL: a thread that sleeps, or whose stack stays the same while others wait."""
+    """Returns the thread that keeps the GIL. It sleeps, or its stack stays the same while other threads wait for the
+    GIL.
+    """
     holder = next((thread for thread in scene.threads if thread.gil), None)
     if holder is None or not _stands(scene, holder):
         return None
@@ -115,14 +119,15 @@ def _what(scene: Scene) -> str:
     if not scene.python:
         return ""
     for file, names, what in _PYTHON:
-        # These are the frames of the library, inside the user's call.
+        # Only the frames of the library that the user's line called are searched.
         if innermost(_library(scene), file, names) is not None:
             return what
     if scene.runs_in(*_LOCKS) and not scene.runs_in(*_GIL):
         return "waits for a lock"
     if c.syscall not in _FUTEX or scene.letter != "S" or any(not _OF_PYTHON.match(_module(f)) for f in scene.native):
         return ""
-    # A thread that slept does not wait for the GIL, for which it would wake every 5 ms (Python/ceval_gil.c).
+    # A thread that waits for the GIL wakes every 5 ms (Python/ceval_gil.c). So a thread that slept waits for something
+    # else.
     return "waits for a lock or condition" if scene.slept and scene.python[0] is scene.user else ""
 
 
@@ -141,14 +146,15 @@ def _interrupted(scene: Scene) -> Frame | None:
     """Returns the Python function that a signal interrupted, if the main thread is in the signal's handler."""
     frames = scene.main.frames if scene.main else ()
     at = next((n for n, frame in enumerate(frames) if frame.native and frame.func.startswith(_SIGNALS)), None)
-    # Frames of a running handler are above ``at``; while no handler runs, ``at`` may be the innermost frame.
+    # A running handler has frames inside ``at`` (``frames[:at]``). CPython's signal check can also be the innermost
+    # frame when no handler runs.
     if at is None or not python_frames(frames[:at]):
         return None
     return user_frame(frames[at:])
 
 
 def _owners(scene: Scene) -> Iterator[str]:
-    """Yields lines about the threads that hold or may hold the lock, from variables and stacks."""
+    """Yields lines about the threads that hold or may hold the lock, as variables and stacks show."""
     threads = {thread.tid: thread for thread in scene.threads}
     owner = next((int(m[1]) for f in scene.python[:4] for _, text in f.values if (m := _OWNER.search(text))), None)
     if owner in threads:

@@ -21,15 +21,16 @@ __all__ = (
     "uses_cpu",
 )
 
-# The least shares of the time between two readings for a process that counts as throttled, as starved, and as busy.
+# A process counts as throttled, starved or busy if it was in that state for at least these shares of the time between
+# two readings.
 _THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
-# A thread works in a function if it is there for this time, with at least these shares of the time between two readings
-# on a CPU, and on a CPU, ready to run or throttled.
+# A thread counts as working in a function if it has been in the function for _STAYS_NS. Between two readings it must be
+# on a CPU for at least _USED of the time, and on a CPU, ready to run or throttled for at least _AWAKE of the time.
 _STAYS_NS, _USED, _AWAKE = 30_000_000_000, 0.05, 0.8
 # Functions of CPython 3.8 to 3.14: Modules/gcmodule.c, Python/gc.c. A stripped CPython does not name them.
 _COLLECTS = ("gc_collect_main", "gc_collect_generations", "gc_collect_region", "deduce_unreachable", "PyGC_Collect")
-# The files of Python's module re, since 3.11 and before. They show a match, because the C frames of a running thread
-# are not read.
+# The files of Python's module re, in Python 3.11 and later, and before. A match is recognized by Python frames in these
+# files, because the C frames of a running thread are not read.
 REGEX_FILES = ("/re/__init__.py", "/re.py")
 _MATCHES = frozenset(("match", "fullmatch", "search", "sub", "subn", "split", "findall"))
 _PATTERN = 120
@@ -59,7 +60,8 @@ def find_compiling(scene: Scene) -> Seen | None:
     if frame is None and (child is None or not waits):
         return None
     evidence = f"its child {clean(child[0])} (pid {child[1]}) is in state {child[2]}" if child else ""
-    # A compilation ends by itself unless the child is stopped; a grandchild or another rank may run it, too.
+    # A compilation counts as progress, because it ends by itself unless the child is stopped. Without a child, a
+    # grandchild or another rank may run the compiler.
     runs = child is None or child[2] not in ("T", "t")
     where = scene.where if scene.user is not None and not is_library(scene.user) else ""
     return Seen("compiling", f"compiles{where}", frame=scene.user, progressing=runs, evidence=(evidence,))
@@ -104,7 +106,7 @@ def find_hindered(scene: Scene) -> Seen | None:
 
 
 def _stays(scene: Scene) -> bool:
-    """Returns whether the main thread has been in one Python function for long, uses the CPU there and hardly
+    """Returns whether the main thread has been in one Python function for at least 30 s, uses the CPU in it and hardly
     sleeps.
     """
     since, c = scene.main.since_ns if scene.main else None, scene.condition
@@ -159,10 +161,10 @@ def _starved(scene: Scene) -> Seen | None:
         for name, pid, ns in c.neighbours[:3]
     ]
     crowd = crowd_text(scene.facts, scene.node, scene.pid, c)
-    cpus = f" of CPUs {clean(c.cpu_list)}" if c.cpu_list else ""
+    cpus = f" ({clean(c.cpu_list)})" if c.cpu_list else ""
     evidence = f"on its CPUs: {', '.join(others)}" if others else ""
     does = f"waits for a CPU {min(share, 1):.0%} of the time{scene.where}{f': it {crowd}' if crowd else ''}"
-    return Seen("starved", does, frame=scene.user, evidence=(evidence, f"it may use {c.cpus_allowed}{cpus}"))
+    return Seen("starved", does, frame=scene.user, evidence=(evidence, f"CPUs that it may use: {c.cpus_allowed}{cpus}"))
 
 
 def _share(scene: Scene, ns: int | None) -> float:

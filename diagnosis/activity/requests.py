@@ -13,7 +13,8 @@ __all__ = ("IDLE", "RPC", "find_requests", "find_rpc")
 IDLE = "idle"
 RPC = "rpc"
 _API = "torch/distributed/rpc/api.py"
-# The waits in functions of torch.distributed.rpc. Futures of torch wait in C++, called from the user's line.
+# The functions of torch.distributed.rpc that wait, and a text for each. Futures of torch are not among them: they wait
+# in C++, which the user's line calls directly.
 _RPC_WAITS = {
     "rpc_sync": "waits for the answer of an RPC",
     **dict.fromkeys(("_wait_all_workers", "shutdown"), "serves RPCs until all ranks have ended theirs"),
@@ -28,7 +29,8 @@ _RING_READS = ("acquire_read", "dequeue")
 _ZMQ = "/zmq/"
 _ZMQ_WAITS = ("zmq_poll", "zmq_msg_recv", "zmq_recv")
 _QUEUES = (("/queue.py", ("get",)), ("/threading.py", ("wait",)))
-# Servers of metrics and of debuggers, which run in any process and bring no work.
+# Any process may run a metrics server or a debug server. Requests to these are not work of the job, so they do not
+# count.
 _MONITORS = ("/prometheus_client/", "/debugpy/", "/tensorboard/", "/wsgiref/", "/http/server.py")
 
 

@@ -39,7 +39,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Scene:
-    """The facts about a process. ``now_ns``: when they were read, by the clock of ``node``. ``rank``: None for a
+    """The facts about a process. ``now_ns``: when the facts were read, on the clock of ``node``. ``rank``: None for a
     helper.
     """
 
@@ -112,7 +112,7 @@ class Scene:
 
     @property
     def watching_since_ns(self) -> int | None:
-        """The start of the daemon that watches the process."""
+        """The time since which the daemon of the rank's node watches, ns; None if unknown."""
         node = self.rank.node if self.rank else ""
         return next((n.watching_since_ns for n in self.facts.nodes if n.node == node), None)
 

@@ -42,7 +42,7 @@ def find_ended(scene: Scene) -> Seen | None:
 
 
 def find_stopped(scene: Scene) -> Seen | None:
-    """Returns the stop of the process, by a debugger, its cgroup or a signal."""
+    """Returns what has stopped the process: a debugger, its cgroup or a signal."""
     condition = scene.condition
     tracer = clean(condition.tracer or "a debugger")
     if scene.letter == "t":
@@ -93,7 +93,7 @@ def find_collective(scene: Scene) -> Seen | None:
 
 
 def find_open(scene: Scene) -> Seen | None:
-    """Returns the operation in flight of a rank whose wait nothing else shows."""
+    """Returns the rank's operation in flight, for a rank for which no earlier function has found another activity."""
     wait = _wait(scene)
     return _seen(scene, wait) if wait is not None else None
 
@@ -111,7 +111,8 @@ def _seen(scene: Scene, wait: Wait) -> Seen:
 
 _KIND = "cuda_context_lock"
 _FRAMES = 32
-# The load of a module waits for the kernels of the context; with lazy loading the first launch of a kernel loads it.
+# The load of a module waits for the kernels of the context. With lazy loading, the first launch of a kernel loads its
+# module.
 _LOADS = re.compile(
     r"cuLibrary(?:LoadData|LoadFromFile|GetKernel)\w*|cuModule(?:Load|GetFunction)\w*|cudaLibraryLoad\w*"
 )
@@ -121,7 +122,7 @@ _WAITS = re.compile(
 
 
 def find_context_lock(scene: Scene) -> Seen | None:
-    """Returns whether the main thread waits in CUDA while a thread loads a module, or loads one itself.
+    """Returns whether the main thread waits in CUDA while another thread loads a module, or loads a module itself.
 
     A kernel that waits for a peer does not end. So the load that waits for the kernel hangs, and with it each call that
     needs the context.

@@ -32,9 +32,9 @@ __all__ = (
 DEFAULT = "default_pg"
 """``Group.desc`` of the group that has all ranks."""
 MAX_FILE = 64 << 20
-"""The most bytes of a dump; a larger dump is not read."""
+"""The maximum size of a dump; a larger dump is not read."""
 MAX_RECORDS = 20_000
-"""Ten times the default size of torch's buffer; of a larger dump only the newest records are read."""
+"""The maximum number of records that are read: ten times the default size of torch's buffer. The newest are read."""
 MAX_GROUPS = 4_096
 MAX_MEMBERS = 16_384
 _MAX_TEXT = 256
@@ -55,13 +55,15 @@ class Group:
     desc: str = field(default="", compare=False)
 
     def __hash__(self) -> int:
-        # The hash uses only the name, as a group may have ten thousand ranks.
+        # The hash uses only the name, because a group may have ten thousand ranks.
         return hash(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An operation of a dump. ``peer``: for a send or receive, the other rank, by its number in the job."""
+    """An operation of a dump. ``peer``: the other rank of a send or receive, as a rank of the job; None for a
+    collective.
+    """
 
     group: Group
     seq: int
@@ -74,8 +76,8 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class RankDump:
     """The dump of a rank. ``called``: the highest sequence number in the records of each group. ``status``: the highest
-    sequence number of each group, by the group's number in this process; ``numbers``: the group of each such number, if
-    a record shows it.
+    sequence number of each group, by the group's number in this process. ``numbers``: the groups by their numbers in
+    this process, as far as records show them.
 
     ``world``: the ranks of the default group; empty if the dump does not list them.
     """
@@ -102,10 +104,10 @@ def load_dump(data: bytes) -> Any:
 
 
 def read_dump(rank: int, data: bytes, known: dict[object, Group] | None = None) -> RankDump:
-    """Returns the dump of ``rank``. ``known``: the groups in dumps that were read before, which this one shares: a list
-    of ten thousand ranks in each of their dumps takes gigabytes.
+    """Returns the dump of ``rank``. ``known``: the groups of the dumps that were read before. Dumps share equal groups,
+    because a list of ten thousand ranks in each of ten thousand dumps takes gigabytes.
 
-    Raises UnsupportedTarget and CorruptTarget if ``data`` is no dump.
+    Raises UnsupportedTarget and CorruptTarget if ``data`` is not a dump.
     """
     dump = load_dump(data)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
@@ -214,7 +216,7 @@ def contradictions(dumps: Sequence[RankDump]) -> tuple[str, ...]:
 def _worlds(dumps: Sequence[RankDump]) -> Iterator[str]:
     worlds = {dump.world for dump in dumps if dump.world}
     if len(worlds) > 1:
-        yield f"the dumps are of {len(worlds)} jobs, with different ranks: diagnose each job alone"
+        yield f"the dumps are of {len(worlds)} jobs, with different ranks: diagnose each job separately"
 
 
 def _other_groups(dumps: Sequence[RankDump]) -> Iterator[str]:

@@ -59,8 +59,9 @@ def diagnose_dumps(job: str, dumps: Sequence[RankDump], missing: Sequence[Missin
 def _whole(dumps: Sequence[RankDump], unreadable: frozenset[int]) -> list[RankDump]:
     """Returns ``dumps``, with gaps filled from the other dumps.
 
-    A group without a list of ranks gets the ranks that called it, and the default group gets all ranks. A number in a
-    rank's status without a record of its group stands for the group that has this number's description on other ranks.
+    A group without a list of ranks gets the ranks that called it, and the default group gets all ranks. If no
+    record shows the group of a number in a rank's status, other ranks show the description of the group with this
+    number, and the rank's only group with this description is taken.
     """
     called: dict[str, set[int]] = {}
     descriptions: dict[str, str] = {}
@@ -124,8 +125,8 @@ class _Scene:
 
     @cached_property
     def graph(self) -> WaitGraph:
-        """The wait-for graph. A rank waits in its first operation that a member has not reached; if members have
-        reached all of them, in its first operation.
+        """The wait-for graph. A rank waits in its first operation that a member has not reached. If members have
+        reached all its operations, the rank waits in the first.
         """
         waiters: dict[tuple[Group, int, str, frozenset[int]], list[int]] = {}
         waits: dict[int, Wait] = {}
@@ -173,8 +174,8 @@ class _Scene:
         return frozenset(() if met else (record.peer,))
 
     def _lacking(self, record: Record) -> frozenset[int]:
-        """Returns the members that have not reached a collective. The result is cached, as it is the same for all ranks
-        that wait in it.
+        """Returns the members that have not reached a collective. The result is cached, because it is the same for all
+        ranks that wait in the collective.
         """
         key = record.group, record.seq
         if key not in self._found:
@@ -193,7 +194,9 @@ class _Scene:
         return record.seq <= (first if first is not None else self.dumps[rank].called.get(record.group, -1))
 
     def completed_elsewhere(self, rank: int) -> Record | None:
-        """Returns the first operation of ``rank`` if it has completed on another member."""
+        """Returns the first pending collective of ``rank`` if it has completed on another member of its group; else
+        None.
+        """
         record = next(iter(self.pending.get(rank, ())), None)
         if record is None or record.peer is not None:
             return None

@@ -17,9 +17,9 @@ __all__ = ("load_plain",)
 # A dump of 20,000 records has 3 million opcodes.
 MAX_OPCODES = 6_000_000
 MAX_MARKS = 64
-# The most bytes of an integer; the counts in a dump take 8.
+# The maximum size of an integer, bytes; the counts in a dump take 8.
 MAX_INTEGER = 16
-# The largest integer key: many larger keys could share one hash.
+# The largest integer key. Many larger keys could share one hash, which would make a dict slow.
 MAX_KEY = 1 << 53
 _FORMATS = {size: struct.Struct(text) for size, text in {"B": "<B", "H": "<H", "i": "<i", "I": "<I", "Q": "<Q"}.items()}
 _FLOAT = struct.Struct(">d")
@@ -30,8 +30,8 @@ def load_plain(data: bytes) -> Any:
     """Returns the value in the pickle ``data``, made of dict, list, tuple, str, bytes, int, float, bool and None.
 
     Keys are texts or integers. Containers may contain themselves and each other many times, so the caller must limit
-    any walk. Raises UnsupportedTarget for other types and beyond the bounds above, CorruptTarget for a pickle that ends
-    early or is malformed.
+    any walk. Raises UnsupportedTarget for other types and for a pickle beyond the limits of this module, CorruptTarget
+    for a pickle that ends early or is malformed.
     """
     return _Machine(data).run()
 

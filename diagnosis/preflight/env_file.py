@@ -34,8 +34,8 @@ _SECTION = re.compile(r"\[\s*([\w.:@-]{1,255})\s*\]")
 
 @dataclass(frozen=True)
 class Plan:
-    """The planned ``variables`` of all ranks, and the ``ranks`` by node; the variables of a rank include those of all
-    ranks.
+    """The planned ``variables`` of all ranks, and the ``ranks`` by node. The variables of each rank include the common
+    ``variables``.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,6 @@
-"""The facts that nodes report of themselves before a job, and the input of the checks. None: the node cannot tell."""
+"""The facts that nodes report about themselves before a job, and the input of the checks. A value that the node does
+not know is None.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a part of the facts is missing. ``what``: versions, gpus, interfaces, ports, file_systems, ranks, master."""
+    """Why a part of the facts is missing. ``what``: ``versions``, ``gpus``, ``interfaces``, ``ports``,
+    ``file_systems``, ``ranks`` or ``master``.
+    """
 
     what: str
     why: str
@@ -100,7 +104,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """MASTER_ADDR as the node resolves it. ``port``: free, listening or taken, if an address belongs to the node."""
+    """MASTER_ADDR as the node resolves it. ``port``: the state of MASTER_PORT (``free``, ``listening`` or ``taken``);
+    None unless one of ``addresses`` is local to the node.
+    """
 
     addresses: tuple[str, ...] = ()
     local: bool = False
@@ -109,7 +115,9 @@ class Master:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The round trip to the daemon at ``address``, the shortest of several; None if it did not answer, and ``why``."""
+    """The shortest of several round trips to the daemon at ``address``. If the daemon did not answer, ``round_trip_ns``
+    is None and ``why`` says why.
+    """
 
     address: str
     round_trip_ns: int | None = None
@@ -118,7 +126,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The bytes sent to the daemon at ``address`` in ``duration_ns``; ``why`` if sending failed."""
+    """The bytes sent to the daemon at ``address`` in ``duration_ns``. If sending failed, ``why`` says why."""
 
     address: str
     sent_bytes: int = 0
@@ -141,7 +149,7 @@ class NodeRank:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The facts of a node. ``boot_id`` identifies the machine: two daemons may share one."""
+    """The facts of a node. ``boot_id`` identifies the machine, on which two daemons may run."""
 
     node: str
     boot_id: str = ""
@@ -166,10 +174,10 @@ class Case:
     """The input of the checks.
 
     ``silent``: why nodes sent no facts, by name or address. ``addresses``: HOST:PORT at which other nodes reach a node,
-    by name. ``offsets``: a node's clock minus the asker's clock in ns, and the error of this difference. ``variables``:
-    the variables of all ranks in --env-file. ``planned``: whether the ranks come from --env-file, too, and not from a
-    running job. ``python``: the interpreter whose versions are compared; ``iface``: an interface that every node must
-    have.
+    by the node's name. ``offsets``: a node's clock minus the asker's clock, and the error of this difference, both in
+    ns, by the node's name. ``variables``: the variables that --env-file sets for all ranks. ``planned``: whether the
+    ranks come from --env-file, and not from a running job. ``python``: the interpreter whose versions are compared;
+    ``iface``: an interface that every node must have.
     """
 
     nodes: tuple[NodeFacts, ...]

@@ -51,10 +51,12 @@ def _visible(case: Case, node: NodeFacts) -> Iterator[Result]:
     unknown = [part for part in parts if not any(_is(part, device) for device in node.devices)]
     text = f"CUDA_VISIBLE_DEVICES={value} on {node.node}"
     if unknown:
-        hint = "CUDA sees none of the GPUs from the first unknown one on"
-        yield Result(GPUS, FAIL, f"{text} names {', '.join(unknown)}, which is no GPU there", (node.node,), hint)
+        hint = "CUDA ignores the first unknown entry and all entries after it"
+        yield Result(
+            GPUS, FAIL, f"{text} names {', '.join(unknown)}, which is not a GPU of this node", (node.node,), hint
+        )
     elif len(set(parts)) < len(parts):
-        yield Result(GPUS, FAIL, f"{text} names a GPU twice", (node.node,), "name each GPU once: CUDA sees none")
+        yield Result(GPUS, FAIL, f"{text} names a GPU twice", (node.node,), "name each GPU once, or CUDA sees none")
     elif (needed := len({r.local_rank for r in node.ranks if r.local_rank is not None})) > len(parts) > 1:
         yield Result(GPUS, FAIL, f"{text} has fewer GPUs than the {needed} ranks there", (node.node,))
 

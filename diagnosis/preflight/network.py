@@ -24,7 +24,8 @@ __all__ = (
 )
 
 BANDWIDTH = "bandwidth"
-# The least bandwidth of a pair, as a share of the median; other work of the hosts may take the rest.
+# A pair is slow below this share of the median bandwidth. The margin is large because other work of the hosts uses the
+# network, too.
 LEAST_SHARE = 0.5
 
 
@@ -64,7 +65,7 @@ def check_clocks(case: Case) -> Iterator[Result]:
         if case.nodes:
             yield skipped(CLOCKS, "there is one node")
         return
-    # The clock of a node, and no time between the clocks of two halves.
+    # median_low is the clock of one of the nodes. A mean of the two middle clocks could be far from every clock.
     middle = median_low(offset for offset, _ in known.values())
     wrong = False
     for node, (offset, error) in sorted(known.items()):
@@ -94,7 +95,8 @@ def check_infiniband(case: Case) -> Iterator[Result]:
     used = {node.node: [port for port in node.ports if _named_port(case, node, port)] for node in with_ports}
     rates = [port.rate_gbps for ports in used.values() for port in ports if port.state == "ACTIVE" and port.rate_gbps]
     usual = next(iter(by_value(("", rate) for rate in rates)), None)
-    # Ports to the storage may have another rate than those to other GPUs, so a port is compared with its like.
+    # Ports to the storage may have another rate than ports to other GPUs, so a port is compared with the ports of the
+    # same name and number on other nodes.
     alike: dict[tuple[str, int], list[float]] = {}
     for port in (port for ports in used.values() for port in ports if port.state == "ACTIVE" and port.rate_gbps):
         alike.setdefault((port.hca, port.port), []).append(port.rate_gbps or 0.0)
@@ -133,7 +135,9 @@ def _of(node: str, port: Port, usual: float | None) -> Iterator[Result]:
 
 
 def _named_port(case: Case, node: NodeFacts, port: Port) -> bool:
-    """Returns whether NCCL would use the port, by NCCL_IB_HCA (prefixes; ``=`` whole names; ``^`` all but these)."""
+    """Returns whether NCCL would use the port according to NCCL_IB_HCA. The value lists prefixes, after ``=`` whole
+    names, and after ``^`` the ports to leave out.
+    """
     value = case.variable(node, "NCCL_IB_HCA")
     if not value:
         return True
@@ -210,7 +214,9 @@ MASTER = "master"
 
 
 def check_master(case: Case) -> Iterator[Result]:
-    """Fails if MASTER_ADDR does not resolve, or is the node itself on several nodes, or if MASTER_PORT is taken."""
+    """Fails if MASTER_ADDR does not resolve, or resolves to the node itself on several machines, or if MASTER_PORT is
+    taken. Warns if MASTER_ADDR is not an address of the nodes.
+    """
     address = next((value for node in case.nodes if (value := case.variable(node, "MASTER_ADDR"))), "")
     port = next((value for node in case.nodes if (value := case.variable(node, "MASTER_PORT"))), "29500")
     if not address:
@@ -238,7 +244,7 @@ def check_master(case: Case) -> Iterator[Result]:
         )
         found += 1
     elif known and not owners and not case.silent:
-        yield Result(MASTER, WARN, f"MASTER_ADDR {address} is no address of these nodes", (), "check the host name")
+        yield Result(MASTER, WARN, f"MASTER_ADDR {address} is not an address of these nodes", (), "check the host name")
         found += 1
     for node, master in known:
         if master.port == "taken":
@@ -272,7 +278,7 @@ def check_nodes(case: Case) -> Iterator[Result]:
 
 
 ROUND_TRIPS = "round_trips"
-# A round trip is slow above this many times the median, if it also exceeds it by at least this much, ns.
+# A round trip is slow if it exceeds FACTOR times the median, and exceeds the median by more than LEAST_NS.
 FACTOR, LEAST_NS = 5.0, 1e6
 _UNMEASURED = "not measured"
 _LOOPBACK_PREFIX = ("127.", "localhost:", "[::1]:")
@@ -322,7 +328,7 @@ def matrix(case: Case) -> list[Cell]:
 def _cell(case: Case, source: NodeFacts, target: NodeFacts, reached: Mapping[str, Reached]) -> Cell:
     address = case.addresses.get(target.node, "")
     if not address:
-        return source.node, target.node, None, f"{_UNMEASURED}: {target.node} has no TCP address (listen)"
+        return source.node, target.node, None, f"{_UNMEASURED}: {target.node} has no TCP address (option listen)"
     if address.startswith(_LOOPBACK_PREFIX) and source.boot_id != target.boot_id:
         return source.node, target.node, None, f"{_UNMEASURED}: {address} is a loopback address"
     found = reached.get(address)

@@ -42,12 +42,18 @@ def check_numbers(case: Case) -> Iterator[Result]:
         nodes_of.setdefault(one.rank, set()).add(one.node)
     for violation in violations:
         nodes = tuple(sorted({name for rank in violation.ranks for name in nodes_of.get(rank, ())}))
-        yield Result(RANKS, FAIL, violation.text, nodes, "`probingctl ranks check` shows what the launcher would give")
+        yield Result(
+            RANKS,
+            FAIL,
+            violation.text,
+            nodes,
+            "`probingctl ranks check --workers W --master M` shows the launcher's ranks",
+        )
     if violations:
         return
     known, size = len(placed), max((one.world_size or 0 for one in placed), default=0)
     if known < size:
-        yield skipped(RANKS, f"only {known} of {size} ranks are known: nodes of the others did not answer")
+        yield skipped(RANKS, f"only {known} of {size} ranks are known: the nodes of the others did not answer")
         return
     covered = "1 rank covers 0" if known == 1 else f"{known} ranks cover 0 to {known - 1}"
     yield Result(RANKS, PASS, f"{covered}, and LOCAL_RANK once on each node")
@@ -71,7 +77,7 @@ def check_variables(case: Case) -> Iterator[Result]:
     common = {name: value for name, value in case.variables.items() if name.startswith(_PREFIXES)}
     if len(ranks) < 2:
         if common:
-            yield Result(VARIABLES, PASS, f"{len(common)} variables are the same for all ranks, by --env-file")
+            yield Result(VARIABLES, PASS, f"{len(common)} variables from --env-file are the same for all ranks")
         else:
             yield skipped(
                 VARIABLES, "no variables of ranks are known: name --env-file F, or a job that runs with --job J"

@@ -29,7 +29,9 @@ class Result:
 
 
 def names(nodes: Iterable[str]) -> str:
-    """Returns the names of the nodes in a text; of many nodes only the first few."""
+    """Returns a text with the names of the nodes. If there are more than six, it has the first six and the number of
+    the rest.
+    """
     found = sorted(nodes)
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return ", ".join(found[:_MOST_NAMED]) + more

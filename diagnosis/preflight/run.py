@@ -34,5 +34,5 @@ def results(case: Case) -> list[Result]:
 
 
 def failed(found: list[Result]) -> bool:
-    """Returns whether the job should not be started, since a check failed."""
+    """Returns whether a check failed, so that the job should not be started."""
     return any(result.state == FAIL for result in found)

@@ -62,7 +62,7 @@ class _Report:
 def find(case: Case) -> Iterator[Finding]:
     """Yields a finding for each communicator with an error, unless an earlier rule explains all its ranks."""
     explained, every = case.explained, _reports(case)
-    # When a job ends by an error, thousands of communicators are aborted.
+    # Computed once for all communicators: when a job ends by an error, thousands of communicators are aborted.
     failed = _failed(case) if every else {}
     for comm, reports in every.items():
         if not explained.issuperset(report.rank for report in reports):
@@ -87,7 +87,7 @@ def _reports(case: Case) -> dict[str, list[_Report]]:
 
 def _finding(case: Case, comm: str, reports: Sequence[_Report], failed: Mapping[int, int]) -> Iterator[Finding]:
     if not any(report.error for report in reports) and not failed:
-        # When a job ends, it aborts its communicators without operations in flight.
+        # An abort without failed operations is not an error: a job that ends aborts its communicators.
         return
     members = _members(case, comm, reports)
     blame = _blame(case, comm, reports, members, failed)

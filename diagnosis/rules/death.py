@@ -21,11 +21,11 @@ RANK_DIED = Verdict(
     "rank_died",
     "death",
     "A rank died",
-    "The first rank that ended by a signal or with a code other than 0, of its own cause: no launcher ended it, it did"
-    " not wait for others, and its error is not that a peer is gone. If errors about a lost peer name a socket of a"
-    " rank that lives on, that rank closed its connections first. Or a rank exited with code 0 while others wait for it"
-    " in an operation that it never called. If all ranks of a run have ended and its launcher lives, the run is being"
-    " restarted: that is no finding.",
+    "The first rank that ended by a signal or with a code other than 0, for a cause of its own: no launcher ended it,"
+    " it did not wait for others, and its error is not that a peer is gone. If errors about a lost peer name a socket"
+    " of a rank that lives on, that rank closed its connections first. Or a rank exited with code 0 while others wait"
+    " for it in an operation that it never called. If all ranks of a run have ended and its launcher lives, the run is"
+    " being restarted, and nothing is reported.",
     "Exits with signal, code and OOM kills; operations in flight at the end; logged errors; the ranks whose sockets,"
     " open or closed, errors name; lost data-loader workers.",
     "0.95 if the first exit is clear; 0.4 to 0.8 if others ended at the same time, or no error of its own is known;"
@@ -144,10 +144,10 @@ def _exit_line(one: Death, first: Death) -> str:
 
 
 def _absent(case: Case, died: Sequence[Death]) -> tuple[list[Rank], tuple[Named, ...]]:
-    """Returns the ranks for which other ranks waited until they died of a lost peer, and the errors that name the
-    sockets of the awaited ranks.
+    """Returns the awaited ranks: other ranks waited for them, and then died of a lost peer. Also returns the errors
+    that name sockets of the awaited ranks.
 
-    Such a rank was alive and had not called the operation in which the others waited, or it closed its connections
+    An awaited rank was alive and had not called the operation in which the others waited, or it closed its connections
     while it was alive.
     """
     later = {d.rank.rank for d in died if d.kind in (Kind.OWN, Kind.UNKNOWN)}
@@ -275,8 +275,8 @@ def _left(case: Case) -> Iterator[Finding]:
 
 
 def _never_called(case: Case, exited: Mapping[int, Rank], wait: Wait, number: int | None) -> Iterator[int]:
-    """Yields the ranks of ``exited`` that are members of the operation of ``wait`` and never called it. ``number``: its
-    number on all ranks; None if unknown.
+    """Yields the ranks of ``exited`` that are members of the operation of ``wait`` and never called it. ``number``: the
+    number of this operation on all ranks; None if unknown.
     """
     sequence = case.sequences.get(wait.comm or "")
     if sequence is None:

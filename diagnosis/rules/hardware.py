@@ -1,4 +1,4 @@
-"""Parts of the nodes on which the job runs are faulty, throttled or full."""
+"""Hardware or system parts of the job's nodes are faulty, throttled, slow or full."""
 
 from __future__ import annotations
 

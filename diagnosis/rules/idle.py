@@ -21,12 +21,12 @@ IDLE = Verdict(
     "hang",
     "A server is idle: it has no requests",
     "The ranks that hold others up, or all ranks of a job without operations in flight, wait for requests from outside:"
-    " for connections on a socket that listens, for ZeroMQ, for a ring of shared memory, or for a queue that a thread"
+    " for connections on a listening socket, for ZeroMQ, for a ring of shared memory, or for a queue that a thread"
     " with such a wait fills. A server of metrics does not count. It is a note for as long as it lasts.",
     "What the ranks wait for, and which ranks wait for them.",
     "0.8.",
     "A request that gets no answer.",
-    ("Send a request, and look whether the server answers.",),
+    ("Send a request, and check whether the server answers.",),
     ("idle_server",),
 )
 VERDICTS = (IDLE,)

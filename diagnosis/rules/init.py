@@ -36,7 +36,9 @@ VERDICTS = (INIT_STUCK,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yields a finding if ranks wait for others for long while they create a communicator."""
+    """Yields a finding if ranks that create a communicator have waited for other ranks for at least the time of a
+    stall.
+    """
     waiting = sorted(rank for rank, wait in case.graph.waits.items() if wait.op == INIT)
     explained = case.explained
     if not explained.isdisjoint(waiting) or not waiting:

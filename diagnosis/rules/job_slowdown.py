@@ -22,7 +22,7 @@ MIN_BEFORE = 20
 MIN_AFTER = 10
 RATIO = 1.3
 _MOST_VALUES = 1024
-# The standard deviation of a normal distribution, in median absolute deviations.
+# The standard deviation of a normal distribution is this multiple of its median absolute deviation.
 _NORMAL = 1.4826
 _NEARLY_ALL = 0.9
 
@@ -42,8 +42,8 @@ def change_point(values: Sequence[float], *, after: int = MIN_AFTER, ratio: floa
     """Returns the point from which on ``values`` are at least ``ratio`` times as large as before, with at least
     ``after`` values after it.
 
-    None if there is no such point, or if more than a tenth of the earlier values are large, or of the later values
-    small.
+    None if there is no such point, if more than a tenth of the earlier values are large, or if more than a tenth of the
+    later values are small.
     """
     series = np.asarray(values[-_MOST_VALUES:], np.float64)
     if len(series) < MIN_BEFORE + after:
@@ -130,7 +130,8 @@ def _lasts(case: Case, change: _ChangePoint) -> bool:
     """Returns whether the slow steps have lasted for long enough, and up to now."""
     history = case.facts.step_history
     newest = history[-1][0]
-    # The history is from one node, but it is unknown which.
+    # The history is from one node, but which node is unknown. So its newest step is compared with the node whose facts
+    # were taken nearest to that step.
     quiet = min((abs(node.taken_ns - newest) for node in case.facts.nodes), default=abs(case.facts.taken_ns - newest))
     lasts = newest - history[change.index - 1][0]
     return lasts >= _PERSISTS_NS and quiet <= max(_STEPS * case.usual_gate_ns, _STEPS * change.after, _FRESH_NS)

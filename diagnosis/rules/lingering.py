@@ -22,8 +22,9 @@ LINGERS = Verdict(
     "rank_lingers",
     "hang",
     "A rank has not ended, and the others have",
-    "All other ranks have ended with code 0 for 10 s, and the rank waits in no operation. It is a note, and a warning"
-    " after 5 minutes, the time that torchrun waits for the agents of other nodes, if the rank makes no progress.",
+    "All other ranks ended with code 0, at least 10 s ago, and the rank waits in no operation. It is a note. If the"
+    " rank makes no progress, it is a warning after 5 minutes, the time for which torchrun waits for the agents of"
+    " other nodes.",
     "When the others ended; what the rank waits for: a thread, a child process, a file or the network.",
     "0.8.",
     "The end of the rank, or the end of what it waits for.",

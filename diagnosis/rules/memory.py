@@ -30,8 +30,9 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """The growth of a rank's memory. ``rate``: bytes per ns. ``left_ns``: the time until ``limit``, a text; None if no
-    limit is known. ``shared``: whether other processes use the same limit."""
+    """The growth of a rank's memory. ``rate``: bytes per ns. ``left_ns``: the time until the memory reaches its limit;
+    None if no limit is known. ``limit``: a text that names the limit. ``shared``: whether other processes use the same
+    limit."""
 
     rank: Rank
     series: Series
@@ -42,7 +43,9 @@ class _Growth:
 
 
 def growths(case: Case, name: str) -> list[_Growth]:
-    """Returns the living ranks whose series ``name`` grows steadily, with the time until the nearest limit of each."""
+    """Returns the living ranks whose series ``name`` grows steadily, each with the time until it reaches its nearest
+    limit.
+    """
     known = [(r, s) for r in case.facts.ranks if r.exit is None for s in r.series if s.name == name]
     growing = [_Growth(rank, series, rate) for rank, series in known if (rate := _rate(series)) is not None]
     return _limited(case, name, growing)
@@ -232,7 +235,7 @@ def _grown(g: _Growth) -> str:
 
 
 def _more(known: Sequence[tuple[Rank, Series]]) -> list[tuple[Rank, float, float]]:
-    """Returns (rank, its memory, the median of the others) of the ranks with more memory than the others."""
+    """Returns (rank, its memory, the median of the others) for each rank with more memory than the others."""
     now = [(rank, median(series.values[-_LAST:])) for rank, series in known if _settled(series)]
     ordered = sorted(own for _, own in now)
     medians = ((rank, own, _median_without(ordered, own)) for rank, own in now if len(now) > 1)

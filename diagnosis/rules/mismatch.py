@@ -116,7 +116,7 @@ def _finding(case: Case, one: Disagreement) -> Finding:
 
 
 def _whys(one: Disagreement) -> dict[int, str]:
-    """Returns, for each rank of ``one``, its call and a call of others, as a clause."""
+    """Returns, for each rank of ``one``, a clause that compares its call with the call of other ranks."""
     first, second = one.votes.groups[:2]
     whys: dict[int, str] = {}
     for own, ranks in one.votes.groups:

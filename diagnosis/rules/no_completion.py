@@ -51,7 +51,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 def _with_partners(case: Case) -> frozenset[int]:
     """Returns the explained ranks, and the ranks with sends or receives in flight to or from them, directly or through
-    others: coalesced sends and receives end together."""
+    other ranks. These ranks are explained, too, because coalesced sends and receives end together."""
     reached = set(case.explained)
     partners: dict[int, list[int]] = {}
     for rank in case.graph.waits if reached else ():

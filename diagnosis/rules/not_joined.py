@@ -16,7 +16,7 @@ from probing.diagnosis.words import ranks_wait
 __all__ = ("VERDICTS", "find")
 
 _MOST_NAMED = 4
-# A rank that uses its CPU at one line for the time of a stall may never leave it.
+# A rank that uses its CPU at one line for the time of a stall may never leave that line.
 _MAY_NOT_END = ("gil_held", "computing")
 
 NOT_JOINED = Verdict(
@@ -25,9 +25,9 @@ NOT_JOINED = Verdict(
     "A rank has not joined an operation that the others wait in",
     "Ranks have not called the operation in which other members of the communicator wait, and wait for no other rank"
     " themselves (the sinks of the wait-for graph), nor for the lock of a file that a rank holds. A rank"
-    " that is stopped within the operation counts as not joined, and a rank that has called it in a group of NCCL, has"
-    " not ended the group, and does something else. A rank that makes progress elsewhere is named only after 6 W and"
-    " 60 s.",
+    " also counts as not joined if it is stopped within the operation, or if it has called the operation in a group of"
+    " NCCL that it has not ended, and does something else. A rank that makes progress elsewhere is named only after 6 W"
+    " and 60 s.",
     "The operation, the ranks that wait in it and since when; the last operation of the named rank, its activity and"
     " its stack.",
     "0.95; less for each of these: operations of the rank were lost, its stack could not be read, other members were"
@@ -111,7 +111,7 @@ def _finding(case: Case, hold_up: HoldUp, named: list[int]) -> Finding:
 
 
 def _alone(case: Case, hold_up: HoldUp, going_on: list[int]) -> Finding:
-    # If the majority goes on without calling the operation, only the minority has called it.
+    # The majority goes on without calling the operation, so the minority that has called it is named.
     alone, edge = hold_up.victims, hold_up.edge
     call = operation_text(case, edge.comm, edge.op, edge.seq)
     subject = case.who(alone)

@@ -37,7 +37,8 @@ _LOSSES = frozenset({"loss", "train_loss"})
 _HISTORY = 20
 _LAST = 3
 _TIMES = 10
-# Variables are read once a second, one process after the other, so times may differ by this much, ns.
+# Variables are read once a second, one process after the other, so the times of the same event may differ by this much
+# between ranks, ns.
 _APART_NS = 2_000_000_000
 _MAX_NAMES = 4
 

@@ -94,7 +94,8 @@ def _makes_progress(case: Case, rank: int, stalled: int) -> bool:
     main = main_thread(own)
     if activity.progressing or (main is not None and main.moving):
         return True
-    # Two readings are also equal if a rank sleeps between its steps, so it must have been still for W.
+    # Two readings are also equal if a rank sleeps between its steps, so the rank counts as stuck only if it was still
+    # for W.
     return not _still(case, own) and stalled < case.patience_ns
 
 

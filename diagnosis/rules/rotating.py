@@ -1,4 +1,4 @@
-"""No rank is always slow: another rank is last at each step, or one rank was last for a while."""
+"""No rank is always slow: at each step a different rank is last, or one rank was last for a while."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from probing.diagnosis.verdict import ERROR, NOTE, Finding, Verdict
 __all__ = ("VERDICTS", "find")
 
 _MIN_SHARE = 0.2
-# A rank that is last in a larger share of the collectives is, or nearly is, a case for the rule slow_rank.
+# If one rank is last in a larger share of the collectives, that is, or nearly is, the case of the rule slow_rank.
 _MOST_OFTEN = 0.6
 _LEAST_OFTEN = 0.05
 _BURST, _BURST_SHARE = 5, 0.3
@@ -32,10 +32,10 @@ _ELSEWHERE = 0.1
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rotation:
     """Each of ``ranks`` was the last in some of ``compared`` collectives with a late rank. ``often``: the rank that was
-    last most often.
+    last most often, and how often it was last.
 
     ``lag_ns``: the median lag of the last rank. ``share``: the lost share of the time. ``changes``: how often the last
-    rank was another than before.
+    rank differed from the last rank of the compared collective before.
     """
 
     arrivals: Arrivals
@@ -52,8 +52,8 @@ class _Burst:
     """A time in which one rank was late: ``rank`` was the last in ``count`` successive collectives with a late rank,
     and in none of the ``after`` collectives since.
 
-    ``lasted_ns``: the time from the first to the last of them. ``ended_ns``: the call of the last, on the common clock.
-    ``share``: the lost share of the time.
+    ``lasted_ns``: the time from the first to the last of the ``count`` collectives. ``ended_ns``: the time of the last
+    call of the last of them, on the common clock. ``share``: the lost share of the time.
     """
 
     arrivals: Arrivals
@@ -78,7 +78,8 @@ def _rotation_of(a: Arrivals) -> _Rotation | None:
     often = counts.most_common(1)[0]
     share = float(sum(lag for _, lag in known) / a.covered_ns)
     changes = sum(one[0] != other[0] for one, other in pairwise(known))
-    # Two ranks can take turns; if there are more, at least three must, so that a pair of slow ranks does not count.
+    # On a communicator of two ranks, both must take turns. On a larger one, at least three ranks must, so that a pair
+    # of slow ranks does not count.
     if len(ranks) < min(3, len(a.ranks)) or often[1] >= _MOST_OFTEN * len(known) or share < _MIN_SHARE:
         return None
     if changes < len(known) / 4:
@@ -87,7 +88,9 @@ def _rotation_of(a: Arrivals) -> _Rotation | None:
 
 
 def _burst_of(a: Arrivals) -> _Burst | None:
-    """Returns a past time in which one rank was always late; None if no such time cost 30 % of the compared time."""
+    """Returns a past period in which one rank was always late. None if no such period cost at least 30 % of the time
+    covered by the compared collectives.
+    """
     late, lags = _lasts(a)
     if len(a.seqs) < MIN_OPERATIONS or a.covered_ns <= 0:
         return None
@@ -124,9 +127,9 @@ ROTATING = Verdict(
     "rotating_straggler",
     "slow",
     "Each step another rank is the last",
-    "Over at least 20 collectives with a late rank the last rank changes: three ranks or more (of two, both) take"
-    " turns, and no rank is last in 60 % of them. Their lags cost a fifth of the job's time. It is a note: the ranks"
-    " have different amounts of work in each step, and no machine is slow.",
+    "Over at least 20 collectives with a late rank the last rank changes: three ranks or more take turns (both, if"
+    " there are only two ranks), and no rank is last in 60 % of them. Their lags cost a fifth of the job's time. It is"
+    " a note: the ranks have different amounts of work in each step, and no machine is slow.",
     "Which rank calls last, how late, and how often the last rank changes; waits for a CPU.",
     "0.8; 0.6 if the ranks wait for a CPU a tenth of the time or more, which looks the same.",
     "One rank that is the last in most of the next steps.",
@@ -181,8 +184,8 @@ def _rotating(case: Case, one: _Rotation) -> Finding:
         victims=one.arrivals.ranks,
         about=one.arrivals.comm,
         evidence=(
-            f"in {one.compared} operations of {case.comm_name(one.arrivals.comm)} with a late rank the last one was"
-            f" another than before {one.changes} times; most often it was rank {rank}, {times} times",
+            f"in {one.compared} operations of {case.comm_name(one.arrivals.comm)} with a late rank the last rank"
+            f" changed {one.changes} times; most often it was rank {rank}, {times} times",
             f"{ranks_of(one.ranks)} took turns",
         ),
         missing=() if waits is not None else ("state in the kernel of the ranks",),

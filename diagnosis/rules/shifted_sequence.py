@@ -109,7 +109,7 @@ def _evidence(case: Case, one: Disagreement, start: int, skipped: int) -> Iterat
             )
     before = sequence.numbers.get(rank, {}).get(start - 1)
     if before is not None:
-        yield f"the last call in accord was {call_text(before.op, one.comm, start - 1)}"
+        yield f"the last call that agreed was {call_text(before.op, one.comm, start - 1)}"
     place = site(case, rank)
     if place:
         yield f"rank {rank} is in {place}"

@@ -1,4 +1,4 @@
-"""Ranks have waited for long, and the facts do not show for which ranks."""
+"""Ranks have waited too long, and the facts do not show for which ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Returns all symptoms of a node, including those of its processors, memory, kernel, file systems and disks. A new kind
-of part adds its function here.
+"""Collects all symptoms of a node, and finds the symptoms of its processors, memory, kernel, file systems and disks.
+The function for a new kind of part is added to ``_SYMPTOMS``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _host_symptoms(node: NodeFacts) -> Iterator[Symptom]:
 _FULL = 0.95
 _LEAST_LEFT = 1 << 30
 _BUSY = 0.8
-# A slow request takes longer than this, ns; usual are 0.1 ms on flash and some 10 ms on a spinning disk.
+# A slow request takes longer than this, ns. Usual requests take 0.1 ms on flash and some 10 ms on a spinning disk.
 _SLOW_NS = 50_000_000
 _REPORTED = {
     "disk_error": "failed to read or write",

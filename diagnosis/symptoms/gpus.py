@@ -14,10 +14,12 @@ from probing.diagnosis.xids import nvlink_error, xid
 
 __all__ = ("gpu_symptoms",)
 
-# A clock is reported if it was held down for at least this share of the time, and below this share of its maximum.
+# A GPU is throttled if its clock was held down for at least _HELD of the time. The text names the clock if it is below
+# _SLOWER of its maximum.
 _HELD = 0.1
 _SLOWER = 0.95
-# The power limit lowers all clocks at full load: a symptom is a clock below this share of the others'.
+# The power limit lowers all clocks at full load, so it counts only if the clock is below this share of the median clock
+# of the other GPUs.
 _BELOW_OTHERS = 0.9
 # Limits of DcgmHealthWatch.cpp.
 _MOST_RETIRED = 63

@@ -14,7 +14,8 @@ from probing.diagnosis.words import clean
 
 __all__ = ("network_symptoms",)
 
-# Counters of faults, which are 0 on a healthy port, and counters of congestion, which may grow a little.
+# The counters whose increase is reported, and a text for each. Some count faults and stay 0 on a healthy port; others
+# count congestion and may grow a little.
 _FAULTS = {
     "link_downed": "link downs",
     "link_error_recovery": "recoveries of the link",
@@ -28,7 +29,8 @@ _FAULTS = {
     "packet_seq_err": "packets that the peer missed",
     "port_xmit_discards": "packets discarded instead of sent",
 }
-# The least share of segments sent again for packet loss, and the least number of segments for a share.
+# A path loses packets if at least this share of its segments was retransmitted. The share is computed only from at
+# least _LEAST_SEGMENTS segments.
 _RESENT = 0.01
 _LEAST_SEGMENTS = 100
 _LEAST_RESENT = 5
@@ -46,7 +48,7 @@ def network_symptoms(node: NodeFacts) -> Iterator[Symptom]:
         if event.source == "kernel" and event.kind in _KERNEL:
             yield _reported(node, event)
     for path in node.hardware.paths:
-        # Loopback loses nothing: a receiver without a CPU makes the sender send again.
+        # Loopback loses no packets: the sender retransmits there because the receiver gets no CPU.
         if not _is_loopback(path.peer):
             yield from _path(node, path)
 

@@ -12,14 +12,14 @@ __all__ = ("FindSymptoms", "Symptom")
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """A symptom of the hardware. ``kind``: gpu_fault, gpu_throttled, network_fault, packet_loss, storage_fault or
-    host_fault; ``part``: "GPU 3".
+    """A symptom of the hardware. ``kind``: ``gpu_fault``, ``gpu_throttled``, ``network_fault``, ``packet_loss``,
+    ``storage_fault`` or ``host_fault``. ``part``: the name of the part, such as "GPU 3".
 
-    ``ranks``: the ranks that use the part; empty: any process of the node may use it. ``fails``: the part does not
-    work, else it works worse. ``why``: a clause that follows "rank 1 (node b, pid 4711)", such as "its GPU 3 is lost";
-    ``text``: the same without the rank, such as "GPU 3 is lost". ``since_ns`` and ``last_ns``: the first and the last
-    event, on the clock of the node; None: the symptom lasts. ``nvlink_of``: the number of the GPU to which the NVLink
-    belongs.
+    ``ranks``: the ranks that use the part; empty: any process of the node may use it. ``fails``: True if the part does
+    not work, False if it works worse. ``why``: a clause that follows "rank 1 (node b, pid 4711)", such as "its GPU 3 is
+    lost"; ``text``: the same without the rank, such as "GPU 3 is lost". ``since_ns`` and ``last_ns``: the first and the
+    last event, on the clock of the node; None: the symptom lasts. ``nvlink_of``: the number of the GPU to which the
+    NVLink belongs.
     """
 
     kind: str

@@ -52,7 +52,7 @@ class Answered(Generic[T]):
 
 
 class Failed(NamedTuple):
-    """A node without a valid answer. ``node`` is empty where its name is unknown."""
+    """A node without a valid answer. ``node`` is empty if the node's name is unknown."""
 
     address: str
     node: str
@@ -60,12 +60,12 @@ class Failed(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The message without the address, which is shown beside it."""
+        """The message of the error without the node's address, which is shown beside the message."""
         return self.error.reason
 
 
 class AnsweredReport(TypedDict):
-    """A node that answered. ``clock_offset_ns``: its clock minus ours; missing if it was not measured."""
+    """A node that answered. ``clock_offset_ns``: the node's clock minus our clock; missing if it was not measured."""
 
     address: str
     node: str
@@ -88,7 +88,7 @@ class DetourReport(TypedDict):
 
 
 class OutcomeReport(TypedDict):
-    """The addresses that were asked, the nodes that answered, the errors of the others. ``detours``: see Gathered."""
+    """The addresses that were asked, the nodes that answered, and the nodes that failed. ``detours``: see Gathered."""
 
     asked: list[str]
     answered: list[AnsweredReport]
@@ -103,13 +103,13 @@ class Gathered(Generic[T]):
     asked: tuple[str, ...]
     answered: list[Answered[T]] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
-    # Nodes that did not pass on the answers of other nodes; the other nodes were then asked directly.
+    # Nodes that failed to relay the answers of other nodes, which were then asked directly.
     detours: list[Failed] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict, repr=False)
 
     def add(self, address: str, node: str, value: T) -> None:
-        """Adds an answer. If a node answered before at another address, this is a failure: its rows would
-        count twice.
+        """Adds an answer. If the node has already answered at another address, the answer becomes a failure, because
+        the rows of the node would count twice.
         """
         other = self._names.setdefault(node, address)
         if other != address:
@@ -152,7 +152,9 @@ def other_columns(number: int, expected: int) -> PeerError:
 
 def twice(node: str, other: str) -> PeerError:
     """Returns the error for a second address that answers as ``node``. ``other``: the first address."""
-    return PeerError(f"it answers as {node}, as {other} does", hint="give every daemon its own --node-name")
+    return PeerError(
+        f"it answers as {node}, the name of the node at {other}", hint="give every daemon its own --node-name"
+    )
 
 
 def _answered_report(answered: Answered[Any]) -> AnsweredReport:
@@ -175,8 +177,8 @@ def _common(failed: list[Failed]) -> ProbingError:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer of one node to one part. ``warnings`` say which rows are missing. ``clock``: the offset of
-    its clock. ``lacks``: the error of a node without the table of the part; then ``table`` is empty.
+    """The answer of one node to one part. ``warnings`` say which rows are missing. ``clock``: the offset of the node's
+    clock. ``lacks``: the error of a node that lacks the table of the part; ``table`` is then empty.
     """
 
     node: str
@@ -189,9 +191,8 @@ class Reply:
 
 Take = Callable[[Reply], Reply]
 Gather = Callable[[Sequence[str], Mapping[str, str], float, Take], Gathered[tuple[Reply, ...]]]
-"""Asks all addresses for the rows of statements (SQL by name), within a timeout, s.
-
-Each reply goes through the last argument, which raises ProbingError for a reply that is refused.
+"""Asks nodes for the rows of statements. Its arguments: the addresses, the statements (SQL by name), the timeout in s,
+and a function to which each reply is passed: it returns the reply, or raises ProbingError to refuse the reply.
 """
 
 
@@ -243,8 +244,8 @@ class Rows:
 
 
 def held_back(rows: Rows, max_bytes: int = MAX_BYTES) -> Rows:
-    """Returns ``rows`` held back: the first batch comes after the last has arrived, so that an error comes before any
-    row.
+    """Returns ``rows``, but buffered: the first batch is returned once the last batch has arrived, so that an error is
+    raised before any row is returned.
 
     The rows wait in an unnamed file in the temporary directory. Reading raises QueryMemory beyond ``max_bytes``.
     """

@@ -1,7 +1,7 @@
 """Calls many nodes in one event loop: limits the calls in flight, and decides on deadlines, retries and hedges.
 
-A hedge is a second call to a node that takes longer than nearly all others; the first answer counts. Calling twice is
-safe, as a question changes nothing on a node.
+A hedge is a second call to a node that takes longer than nearly all other nodes; the first answer counts. Calling twice
+is safe, because a query changes nothing on a node.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _GLANCE_S = 0.02
 class Policy(NamedTuple):
     """How many nodes are called at once, and when a node is called again.
 
-    At most ``at_once`` calls younger than ``patience_s`` are in flight, and at most ``most`` calls in all; so nodes
-    that do not answer delay no others. A broken call is repeated up to ``retries`` times. Once ``hedge_after`` nodes
-    have answered, calls that take longer than nearly all others are hedged, each once; the hedges in flight are at most
-    the share ``hedges`` of all nodes; 0: no hedges.
+    At most ``at_once`` calls younger than ``patience_s`` are in flight, and at most ``most`` calls in all, so nodes
+    that do not answer do not delay other nodes. A broken call is repeated up to ``retries`` times, each time after
+    ``pause_s``. Once half of the nodes and at least ``hedge_after`` nodes have answered, a call that takes longer than
+    nearly all other calls is hedged once. ``hedges`` limits the hedges in flight, as a share of the number of nodes;
+    0: no hedges. ``grace_s``: the time that calls get beyond their timeout before they are cancelled.
     """
 
     at_once: int = 96
@@ -44,7 +45,7 @@ class Policy(NamedTuple):
     grace_s: float = 0.5
 
 
-# The policy for calls that must not be repeated: they change a node, or their rows have been passed on.
+# The policy for calls that must not be repeated, because they change a node, or because the caller has used their rows.
 ONCE = Policy(retries=0, hedges=0)
 
 
@@ -59,7 +60,7 @@ async def ask_many(
 ) -> Gathered[T]:
     """Calls ``ask`` for every address. Returns the answers, and the errors of the other nodes, in order of addresses.
 
-    ``ask`` raises ProbingError, with the code BROKEN where another call may succeed; any other exception ends all
+    ``ask`` raises ProbingError, with the code BROKEN if another call may succeed; any other exception ends all
     calls. Only a node that is ``alive`` is hedged. ``answered(address, success)`` is called when a node is done.
     """
     return await _Round(tuple(dict.fromkeys(addresses)), ask, timeout, policy, alive, answered).run()
@@ -98,7 +99,7 @@ class _Round(Generic[T]):
         self._took: list[float] = []
         # Calls that may be hedged, the oldest first.
         self._waiting: dict[str, _Call[T]] = {}
-        # How many more hedges may be in flight.
+        # The number of further hedges that may be in flight.
         self._hedges = math.ceil(policy.hedges * len(addresses))
 
     async def run(self) -> Gathered[T]:
@@ -177,8 +178,9 @@ class _Round(Generic[T]):
         task.add_done_callback(partial(self._ended, call))
 
     def _ended(self, call: _Call[T], task: asyncio.Future[tuple[str, T]]) -> None:
-        """Handles the end of a call: the first answer counts. While another call is in flight, a broken call is
-        ignored, and any error of a hedge, as a second call may fail where the first does not.
+        """Handles the end of a call to a node; the first answer counts. While another call to the node is in flight, a
+        broken call is ignored, and so is any error of a hedge, because a hedge may fail although the first call
+        succeeds.
         """
         error = None if task.cancelled() else task.exception()
         others = any(not other.done() for other in call.tasks)

@@ -1,4 +1,4 @@
-"""Computes the offsets of the nodes' clocks from ours, with a bound of the error, from the times of questions and
+"""Computes the offsets of the nodes' clocks from our clock, with a bound on the error, from the times of questions and
 answers.
 
 A node reads its clock between our question and its answer, so each answer bounds the offset from both sides. The
@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 __all__ = ("Clocks", "Offset", "measured", "spread_ns")
 
-# The drift of two clocks since a measurement: 50 ppm, more than the crystals of servers have.
+# The assumed drift between two clocks after a measurement: 50 ppm, more than the drift of servers' crystals.
 _DRIFT = 50e-6
 _MOST_NODES = 100_000
 
 
 class Offset(NamedTuple):
-    """The offset of a node's clock: it is ``offset_ns`` ahead of ours (negative: behind), exact to ``error_ns``."""
+    """The offset of a node's clock, which is ``offset_ns`` ahead of our clock (negative: behind). The error is at most
+    ``error_ns``.
+    """
 
     offset_ns: int
     error_ns: int
@@ -39,8 +41,8 @@ class Offset(NamedTuple):
 
 
 def measured(sent_ns: int, received_ns: int, node_ns: int) -> Offset | None:
-    """Returns the offset from one answer. ``sent_ns``, ``received_ns``: on our clock; ``node_ns``: the node's time in
-    between.
+    """Returns the offset computed from one answer. ``sent_ns`` and ``received_ns``: times of our clock; ``node_ns``: a
+    time of the node's clock in between.
 
     None if the node did not send its time.
     """
@@ -64,7 +66,7 @@ def spread_ns(offsets: Iterable[Offset | None]) -> int | None:
 
 
 class Clocks:
-    """The best offset of each node so far. Safe for several threads."""
+    """The best offset of each node so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Offset, int]] = {}

@@ -28,13 +28,14 @@ from probing.federation.sql.errors import from_duckdb
 
 __all__ = ("create_part", "run_all")
 
-# An answer up to this many bytes is copied into one piece.
+# Answers of fewer bytes than this are copied into one chunk, see ``_load``.
 _SMALL = 32 << 20
-# How much larger answers may be in the required types.
+# The factor by which answers may grow when they are cast to the required types.
 _GROWN = 2
-# The rows of a batch in which answers are cast, and in which the rows of the last step are counted.
+# The maximum number of rows of a batch. Answers are cast, and the bytes of the last step's rows are counted, one batch
+# at a time.
 _BATCH_ROWS = 50_000
-# How much may be spilled to disk, as a multiple of the memory.
+# The maximum that DuckDB may spill to disk, as a multiple of its memory limit.
 _SPILLED = 8
 
 
@@ -51,7 +52,8 @@ def run_all(
     """Sends the parts of ``plans`` to every address by one ``gather``. Returns the combined rows of each plan.
 
     ``max_bytes`` limits all answers together (Arrow, in memory); beyond it QueryMemory is raised. A node that fails one
-    part fails as a whole. If a node's engine has another version than the states need, all nodes get the classic plans.
+    part fails as a whole. If a node refuses states because its engine has another version, all nodes get the classic
+    plans.
     Raises PartialAnswer under ``strict`` if not every node answered, and the nodes' own error if no node answered.
     ``watch`` gets the outcome even if one of these errors is raised.
     """
@@ -92,7 +94,9 @@ def run_all(
 
 
 def _fail_lacking(gathered: Gathered[tuple[Reply, ...]], parts: Sequence[Part]) -> None:
-    """Makes each node failed that lacks a table, unless it has no rows without that table and another node has it."""
+    """Counts each node that lacks a table as failed. Exception: the node is kept, without rows, if another node has the
+    table, and the part has no rows without that table (``Part.source``).
+    """
     had = {
         part.source for a in gathered.answered for part, reply in zip(parts, a.value, strict=True) if not reply.lacks
     }
@@ -115,7 +119,7 @@ def _part_name(name: str, plan: Plan, part: Part) -> str:
 
 
 class _Budget:
-    """The bytes that the answers of all nodes may have together."""
+    """A limit on the total number of bytes of all nodes' answers."""
 
     def __init__(self, max_bytes: int) -> None:
         self._left = max_bytes
@@ -126,7 +130,7 @@ class _Budget:
         return reply
 
     def hold(self, number: int) -> None:
-        """Counts ``number`` bytes. Raises QueryMemory if there is no room for them."""
+        """Counts ``number`` bytes. Raises QueryMemory if the total is above the limit."""
         with self._lock:
             self._left -= number
             if self._left < 0:
@@ -209,8 +213,8 @@ def _fitted(
 def _cast(table: pa.Table, schema: pa.Schema, budget: _Budget) -> pa.Table:
     """Returns ``table`` in the types of ``schema``.
 
-    NULLs without a type have no bytes, and equal values of a dictionary are there once: so rows are cast, and counted,
-    in batches.
+    A cast can make a small table large: NULLs without a type have no bytes, and a dictionary has equal values only
+    once. So rows are cast, and their bytes counted, in batches.
     """
     if table.schema.types == schema.types:
         return table.cast(schema)
@@ -222,8 +226,8 @@ def _cast(table: pa.Table, schema: pa.Schema, budget: _Budget) -> pa.Table:
 
 
 def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float, max_bytes: int) -> pa.Table:
-    """Returns the rows of the last step of ``plan``. Raises QueryMemory beyond ``max_bytes``, which are outside of the
-    memory that DuckDB counts.
+    """Returns the rows of the last step of ``plan``. Raises QueryMemory if they have more than ``max_bytes``; DuckDB's
+    own memory limit does not count them.
     """
     timer = threading.Timer(timeout, db.interrupt)
     timer.daemon = True
@@ -238,12 +242,12 @@ def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float, max_bytes:
                 raise QueryMemory(f"the answer is larger than {size(max_bytes)}")
         return pa.Table.from_batches(batches, reader.schema)
     except (duckdb.Error, pa.ArrowException, OSError) as e:
-        # An error after the first batch comes through Arrow, as another class with DuckDB's text.
+        # An error after the first batch is raised by Arrow: its class differs, but its text is DuckDB's.
         if str(e).startswith("INTERRUPT Error"):
             raise QueryTimeout(f"combining the answers took longer than {timeout:g} s") from None
         if str(e).startswith("Out of Memory Error"):
             raise QueryMemory(
-                "combining the answers takes more memory and temporary space than it may",
+                "combining the answers takes more memory and temporary space than is allowed",
                 hint="narrow the time range, join fewer rows, or aggregate before the join",
             ) from None
         raise from_duckdb(e) from None

@@ -20,9 +20,9 @@ from probing.federation.planning.split import Plan
 
 __all__ = ("NodeStream", "OpenStream", "Start", "concatenates", "pour")
 
-# The most batches that are buffered for the reader; then the nodes wait.
+# The maximum number of batches that are buffered for the reader. While so many batches are buffered, the nodes wait.
 _WAITING = 8
-# The most rows of a buffered batch; a node sends batches of 16,384 rows.
+# The maximum number of rows of a buffered batch; a node sends batches of 16,384 rows.
 _MOST_ROWS = 1 << 16
 
 
@@ -67,8 +67,8 @@ def pour(
     """Returns the rows of a plan that ``concatenates``. ``stream(address, sql, seconds)`` opens the rows of a node.
 
     A node that fails before its first row is left out, as in merge.run_all. If a node fails later, PeerError is raised,
-    since some of its rows were returned already. A node that lacks the part's ``source`` has no rows, if another node
-    has it. ``watch`` gets the outcome.
+    since some of its rows were returned already. A node that lacks the part's table ``source`` counts as a node without
+    rows if another node has that table. ``watch`` gets the outcome.
     """
     with open_database(memory_limit="256MiB", threads=1) as db:
         types = create_part(db, plan.parts[0])
@@ -78,8 +78,8 @@ def pour(
 
 
 class _Pour:
-    """The streams of all nodes. All methods are coroutines of the loop, except ``batches``, which the reader runs in
-    its thread.
+    """The streams of all nodes. All methods run in the event loop, except ``batches``, which runs in the reader's
+    thread.
     """
 
     def __init__(self, part: Part, schema: pa.Schema, stream: OpenStream) -> None:
@@ -143,7 +143,7 @@ class _Pour:
                 name = await stream.name()
                 self._lacking[address] = e
                 return name, 0
-            # Under --strict, a node that lacks rows has sent all its other rows.
+            # A PartialAnswer comes last: under --strict, a node that lost rows first sends all its other rows.
             if (rows := self._passed.get(address)) and not isinstance(e, PartialAnswer):
                 self._queue.put(_broken_off(address, rows, e))
             raise
@@ -153,13 +153,13 @@ class _Pour:
     async def _pass_on(self, address: str, stream: NodeStream) -> tuple[str, int]:
         schema = await stream.schema()
         name = await stream.name()
-        # A node under two addresses would count twice.
+        # The rows of a node that has two addresses would count twice.
         if (other := self._names.setdefault(name, address)) != address:
             raise twice(name, other)
         if len(schema) != len(self._schema):
             raise other_columns(len(schema), len(self._schema))
         while (batch := await stream.next()) is not None:
-            # Rows of a hostile node may be much larger in our types.
+            # The rows of a hostile node may become much larger when they are cast to our types.
             for start in range(0, batch.num_rows, _MOST_ROWS):
                 fitted = self._fitted(batch.slice(start, _MOST_ROWS))
                 await self._places.acquire()

@@ -62,7 +62,7 @@ class _Names:
     def resolve(self, node: exp.Expr, depth: int = 0, *, having: bool = False) -> exp.Expr:
         """Returns ``node`` with aliases replaced and columns without qualifiers.
 
-        DuckDB prefers a column to an alias of the same name, but not always in HAVING: there such a name raises
+        DuckDB prefers a column to an alias of the same name, but not always in HAVING, so such a name in HAVING raises
         Unsplittable.
         """
         if depth > _MAX_ALIAS_DEPTH:

@@ -44,7 +44,7 @@ def open_database(
 ) -> duckdb.DuckDBPyConnection:
     """Returns an empty database in memory with locked settings and without access to files or network.
 
-    Beyond ``memory_limit`` it writes up to ``spill_limit`` into the directory ``spill``, if there is one.
+    Beyond ``memory_limit`` the database spills up to ``spill_limit`` to the directory ``spill``, if one is given.
     """
     # TimeZone belongs to the icu extension, which not every build has; without it DuckDB has only UTC.
     config: dict[str, str | bool | int | float | list[str]] = {}
@@ -56,7 +56,7 @@ def open_database(
     if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'").fetchone():
         connection.execute("SET TimeZone = 'UTC'")
     if spill:
-        # DuckDB 2.0 shows a limit that is set as configuration, but does not enforce it.
+        # By SET, because DuckDB 2.0 shows a limit that is set as configuration, but does not enforce it.
         connection.execute(f"SET max_temp_directory_size = '{spill_limit}'")
     connection.execute("SET lock_configuration = true")
     return connection
@@ -77,11 +77,11 @@ def same_types(one: Columns, other: Columns) -> bool:
 
 
 class Catalog:
-    """Empty copies of tables, with which queries are bound. Hold ``lock`` over several calls."""
+    """Empty copies of tables, with which queries are bound. Hold ``lock`` during calls that belong together."""
 
     def __init__(self, schemas: Mapping[str, pa.Schema], uneven: Mapping[str, Collection[str]] | None = None) -> None:
-        """Makes the catalog. ``schemas``: the tables as queries on a node see them, by ``schema.table``. ``uneven``: by
-        table, the columns that a node with the table may lack or have with another type.
+        """Makes the catalog. ``schemas``: the tables as queries on a node see them, by ``schema.table``. ``uneven``:
+        for each table, the columns that a node with the table may lack or have with another type.
         """
         self._schemas = schemas
         self.uneven = uneven or {}
@@ -91,7 +91,7 @@ class Catalog:
 
     @property
     def schemas(self) -> dict[str, list[str]]:
-        """Returns the names of columns by table."""
+        """The names of the columns of each table."""
         return {name: schema.names for name, schema in self._schemas.items()}
 
     def close(self) -> None:
@@ -115,7 +115,9 @@ class Catalog:
 
     @contextmanager
     def beside(self, selects: Mapping[str, str]) -> Iterator[None]:
-        """Creates an empty table for each of ``selects``, under its name; drops them at the end of the context."""
+        """A context manager that creates an empty table with the columns of each SELECT in ``selects``, under its name,
+        and drops the tables at the end.
+        """
         made: list[str] = []
         try:
             for name, sql in selects.items():
@@ -131,7 +133,7 @@ class Catalog:
                 self._db.execute(f"DROP TABLE {sql_table(name)}")
 
     def describe(self, sql: str) -> Columns:
-        """Returns names and DuckDB types of the columns of ``sql``. Raises QueryError if it does not bind."""
+        """Returns names and DuckDB types of the columns of ``sql``. Raises QueryError if ``sql`` does not bind."""
         try:
             rows = self._db.execute(f"DESCRIBE {sql}").fetchall()
         except duckdb.Error as e:
@@ -168,8 +170,8 @@ class Catalog:
 
 @lru_cache(maxsize=1)
 def api_catalog() -> Catalog:
-    """Returns the catalog of probing.api's tables, made once for the process, as opening it takes longer than
-    planning.
+    """Returns the catalog of probing.api's tables. It is made once for the process, because opening it takes longer
+    than planning.
     """
     return Catalog(api_schemas())
 

@@ -1,7 +1,8 @@
 """Aggregates that can be computed in parts: the columns that each node sends, and how they are combined.
 
 Each recipe has the columns that a node sends for one aggregate, as SQL over the node's rows, and the SQL over these
-columns (``{0}``, ``{1}``...) that computes the value. A node without rows sends 0 or NULL, which change nothing.
+columns (``{0}``, ``{1}``...) that computes the value. A node without rows sends 0 or NULL, which do not change the
+value.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ __all__ = ("Recipe", "recipe")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The recipe for an aggregate. ``sends``: expressions for the nodes. ``combine``: SQL over their columns, as a
-    format string.
+    """The recipe for an aggregate. ``sends``: expressions that each node computes. ``combine``: SQL over the columns
+    that the nodes send, as a format string.
 
-    ``means``: pairs (count, mean) of sent columns, whose overall means ``combine`` reads as ``{mean0}``...
+    ``means``: pairs of indices into ``sends``: the index of a count and the index of a mean. ``combine`` reads the
+    overall mean of the first pair as ``{mean0}``, of the second as ``{mean1}``.
     """
 
     sends: tuple[str, ...]
@@ -32,7 +34,8 @@ class Recipe:
 
 
 _COUNTS = "coalesce(sum({0}), 0)"
-# The sum of squares by Chan, Golub and LeVeque, without cancellation: within the parts, plus between the parts' means.
+# The sum of squares by Chan, Golub and LeVeque, which avoids cancellation: the sum within the parts, plus the sum
+# between the means of the parts.
 _SQUARES = "(sum({0} * {2}) + sum({0} * ({1} - {mean0}) * ({1} - {mean0})))"
 _VARIANCES: dict[type[exp.Expr], tuple[str, bool]] = {
     exp.VariancePop: ("{}", True),
@@ -51,7 +54,8 @@ _SAME: dict[type[exp.Expr], str] = {
     exp.BitwiseOrAgg: "bit_or",
     exp.BitwiseXorAgg: "bit_xor",
 }
-# The columns that a node sends for pairs: number, means, covariance, sums of squares; corr adds minima and maxima.
+# The columns that a node sends for an aggregate of pairs (y, x): number, means, covariance, sums of squares. corr adds
+# minima and maxima.
 _PAIRS = ("regr_count", "regr_avgy", "regr_avgx", "covar_pop", "regr_syy", "regr_sxx")
 _PRODUCTS = "(sum({0} * {3}) + sum({0} * ({1} - {mean0}) * ({2} - {mean1})))"
 _SQUARES_Y = "(sum({4}) + sum({0} * ({1} - {mean0}) * ({1} - {mean0})))"
@@ -87,7 +91,7 @@ def _count(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
 
 
 def _count_if(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
-    # In DuckDB count_if is a sum, unlike count: NULL over no rows, and a HUGEINT.
+    # In DuckDB count_if behaves like sum, not like count: it is a HUGEINT, and NULL over no rows.
     return Recipe((_filtered(f"count_if({_argument(call)})", condition),), "sum({0})::HUGEINT")
 
 
@@ -146,7 +150,7 @@ def _pairs(call: exp.Expr, condition: exp.Expr | None) -> list[str]:
 def _arg_extreme(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     x, by = _argument(call, "expression"), to_sql(call.expression)
     name, extreme = ("arg_min", "min") if isinstance(call, exp.ArgMin) else ("arg_max", "max")
-    # Rows with a NULL value are ignored, so they must not set the extreme, either.
+    # arg_min and arg_max ignore rows whose value is NULL, so these rows must not set the extreme.
     there = f"({x}) IS NOT NULL"
     both = f"{there} AND ({to_sql(condition)})" if condition is not None else there
     sends = (_filtered(f"{name}({x}, {by})", condition), f"{extreme}({by}) FILTER (WHERE {both})")
@@ -154,7 +158,7 @@ def _arg_extreme(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
 
 
 def _approx_distinct(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
-    # The registers do not depend on the counted type.
+    # The registers in the state do not depend on the type of the counted values, so any type will do.
     return _of_state("approx_count_distinct", (_argument(call),), condition, "['VARCHAR']")
 
 
@@ -164,12 +168,13 @@ def _approx_quantile(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     if not numbers or not all(isinstance(number, exp.Literal) and not number.is_string for number in numbers):
         raise Unsplittable("a quantile that is not a number")
     of_type = f"['DOUBLE', '{kind}'], [NULL, {to_sql(share)}]"
-    # A sum instead of a cast: DuckDB could cast a time, but cannot add to it, so rows with times are shipped.
+    # A sum instead of a cast: DuckDB could cast a time, but cannot add DOUBLE to a time. So an aggregate of times does
+    # not bind in parts, and its rows are shipped.
     return _of_state("approx_quantile", (f"({x}) + 0::DOUBLE", to_sql(share)), condition, of_type)
 
 
 def _of_state(name: str, arguments: Sequence[str], condition: exp.Expr | None, of_type: str) -> Recipe:
-    """Returns the recipe by a state of the engine. ``of_type``: types of the arguments, and values of constant
+    """Returns a recipe that uses a state of the engine. ``of_type``: types of the arguments, and values of constant
     arguments, for to_aggregate_state.
     """
     send = exported(_filtered(f"{name}({', '.join(arguments)})", condition))

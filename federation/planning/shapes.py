@@ -1,5 +1,5 @@
-"""The forms of SELECT that can be split, the clauses that all ways of splitting share, and which functions read one row
-or many.
+"""Checks whether a SELECT has a form that can be split, and whether its functions read several rows; plans the clauses
+that all ways of splitting share.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = (
 
 PART = "part"
 _KNOWN = frozenset({"distinct", "expressions", "limit", "from_", "where", "group", "having", "order", "offset"})
-# Above this limit a node sends all its rows unsorted, as sorting them twice gains nothing.
+# Above this LIMIT, a query with ORDER BY gets all rows of a node unsorted: sorting so many rows twice gains nothing.
 _TOP_N = 100_000
 _CALL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)\(")
 
 
 class Unsplittable(QueryError):
-    """This way of splitting is not sound for the query; the planner tries the next way."""
+    """The query cannot be split soundly in this way; the planner tries the next way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Part:
     """A part of a plan: every node answers ``sql``, and the answers together are the table ``table`` of the
     last step.
 
-    ``source``: a table of a job or a probe; a node without it has no rows for the part. Empty: there is no such table.
+    ``source``: the table of a job or a probe that the part needs; a node without this table has no rows for the part.
+    Empty: the part needs no such table.
     """
 
     table: str
@@ -85,7 +86,7 @@ def plain_select(root: exp.Query) -> exp.Select:
 
 
 def limit_rows(select: exp.Select) -> int | None:
-    """Returns the number of first rows of each node that can matter; None: all rows."""
+    """Returns the number of rows that each node must send, counted from its first row; None for all rows."""
     limit, offset = select.args.get("limit"), select.args.get("offset")
     if limit is None:
         return None
@@ -119,7 +120,7 @@ def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[
         elif isinstance(inner, (exp.Var, exp.Literal)):
             raise Unsplittable("ORDER BY ALL")
         else:
-            # As in the list of a SELECT, a column goes before an alias of the same name.
+            # As in the list of a SELECT, a column takes precedence over an alias of the same name.
             column = f"o{len(hidden)}"
             hidden.append(inner)
         key = ordered.copy()
@@ -130,7 +131,9 @@ def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[
 
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, str]:
-    """Returns the kind of each function of this DuckDB; if a name has several kinds, it counts as an aggregate."""
+    """Returns the kind of each function of this DuckDB. A name that an aggregate shares with other functions counts as
+    an aggregate.
+    """
     with open_database(memory_limit="256MiB", threads=1) as db:
         rows = db.execute("SELECT lower(function_name), function_type FROM duckdb_functions()").fetchall()
     kinds: dict[str, str] = {}
@@ -141,9 +144,9 @@ def _functions() -> dict[str, str]:
 
 
 def is_aggregate(node: exp.Expr) -> bool:
-    """Returns whether ``node`` itself calls an aggregate function, of sqlglot or only of DuckDB."""
+    """Returns whether ``node`` itself calls an aggregate function, known to sqlglot or only to DuckDB."""
     if isinstance(node, (exp.AggFunc, exp.Connector)):
-        # For sqlglot AND and OR are functions, whose text may begin with the call of an aggregate.
+        # sqlglot counts AND and OR as functions, and their text may begin with the call of an aggregate.
         return isinstance(node, exp.AggFunc)
     return isinstance(node, exp.Func) and _functions().get(_name(node)) == "aggregate"
 

@@ -53,7 +53,8 @@ class Plan:
     result.
 
     ``kind``: rows, aggregate, ship, or local for a query without tables. ``why``: why rows must be shipped.
-    ``classic``: the plan for a node whose engine has another version, if nodes send states of aggregates.
+    ``classic``: a plan without states of aggregates, used if a node's engine has another version; None if ``parts``
+    request no states.
     """
 
     kind: str
@@ -67,9 +68,9 @@ class Plan:
 def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[str, View] = VIEWS) -> Plan:
     """Returns the plan of ``sql`` for many nodes. ``now_ns`` (UTC ns) is the value of now().
 
-    ``catalog``: the tables as queries on a node see them, by default those of probing.api. ``views`` are expanded here,
-    so that nodes need not have them. Raises QueryRejected for another statement than a SELECT and for a part that a
-    node's gate refuses, NotFound for an unknown table, QueryError if it does not bind.
+    ``catalog``: the tables as queries on a node see them, by default the tables of probing.api. ``views`` are expanded
+    here, so that nodes need not have them. Raises QueryRejected for a statement that is not a SELECT and for SQL that
+    nodes do not allow, NotFound for an unknown table, QueryError if ``sql`` does not bind.
     """
     chosen = catalog if catalog is not None else api_catalog()
     try:
@@ -97,8 +98,9 @@ def each_node(sql: str, now_ns: int, catalog: Catalog | None = None) -> Plan:
 def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, View]) -> Plan:
     columns = known_columns(views, catalog.schemas)
     apart = set_apart(root, views, columns)
-    # Nodes check their parts, but the last step runs here, and even binding can compute constants. WITH RECURSIVE is
-    # allowed here, as its rows count as memory and it ends at the deadline.
+    # Nodes check their parts, but the last step runs in this process, and even binding can compute constants. So the
+    # query is checked here, too. WITH RECURSIVE is allowed in the last step, because its rows count as memory and it
+    # ends at the deadline.
     for node in root.walk():
         if not isinstance(node, exp.With):
             check_node(node)
@@ -125,8 +127,8 @@ def _each_part(found: Plan, change: Callable[[Part], Part]) -> Plan:
 
 
 def _filled(root: exp.Query, catalog: Catalog) -> exp.Query:
-    """Changes ``root``: on each node, the tables in it get the columns and types that they have over all nodes, if
-    ``root`` names a column for which that matters.
+    """Returns ``root``, changed so that its tables have the same columns and types on all nodes. Changes only tables
+    with a column that a node may lack or have with another type, and only if ``root`` names such a column.
     """
     words = {identifier.name.lower() for identifier in root.find_all(exp.Identifier)}
     whole = names_whole_rows(root)
@@ -137,7 +139,7 @@ def _filled(root: exp.Query, catalog: Catalog) -> exp.Query:
         if uneven and (whole or not words.isdisjoint(uneven)):
             filled.add(name)
             rows = exp.select("*").from_(exp.Table(this=table.this.copy(), db=table.args["db"].copy()))
-            # By these columns, which all nodes have, a node prunes what it reads.
+            # All nodes have ts and job. Conditions on these columns let a node prune what it reads.
             rows = rows.where(*certain_of(table, {"ts", "job"} - set(uneven)))
             nulls = ", ".join(f"CAST(NULL AS {kind}) AS {sql_name(c)}" for c, kind in catalog.columns[name])
             inner = parse(f"{to_sql(rows)} UNION ALL BY NAME SELECT {nulls} WHERE FALSE")
@@ -151,8 +153,8 @@ def _filled(root: exp.Query, catalog: Catalog) -> exp.Query:
 
 
 def _source(root: exp.Query, some: Collection[str]) -> str:
-    """Returns the table of ``some`` that ``root`` reads, if ``root`` has no row of another table without it; else an
-    empty text.
+    """Returns the only table of ``some`` that ``root`` reads, if ``root`` has no rows when that table has no rows;
+    else an empty string.
     """
     read = {table_name(table) for table in tables_in(root)}.intersection(some)
     first = _first_table(root)
@@ -160,8 +162,8 @@ def _source(root: exp.Query, some: Collection[str]) -> str:
 
 
 def _first_table(root: exp.Expr) -> str:
-    """Returns the table without whose rows ``root`` reads no rows, however many rows other tables have; empty if there
-    is no such table.
+    """Returns the table that must have rows so that ``root`` has rows, whatever other tables contain. Returns an empty
+    string if there is no such table.
     """
     if not isinstance(root, exp.Select) or root.args.get("from_") is None:
         return ""
@@ -206,7 +208,7 @@ def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Pla
 
 
 def _spell_star(select: exp.Select, columns: Columns) -> None:
-    """Replaces ``*`` in ``select`` by names of columns, since a table has other columns on a node of another
+    """Replaces ``*`` in ``select`` by names of columns, since a table may have other columns on a node of another
     version.
     """
     items = select.expressions
@@ -276,7 +278,7 @@ def _shipped(name: str, tables: list[exp.Table], columns: Columns, words: set[st
 
 
 def _filter(table: exp.Table, columns: Columns) -> exp.Expr | None:
-    """Returns the condition that every row of ``table`` must meet here; None if there is none."""
+    """Returns the condition that a row of ``table`` must meet to matter to the query; None if any row may matter."""
     kept = certain_of(table, {name.lower() for name, _ in columns})
     if not kept:
         return None

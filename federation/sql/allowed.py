@@ -1,8 +1,8 @@
-"""Allowlists for SQL: node classes of sqlglot, and functions of DuckDB. The gate of a node checks each query by them,
-and so does whoever runs the last step of a query of many nodes, which is a process of the client.
+"""Allow-lists for SQL: node classes of sqlglot, and functions of DuckDB. A node checks each query against them
+before it runs the query. So does the client process that runs the last step of a query over many nodes.
 
-There are allow-lists and no deny-lists: DuckDB 2.0 has 1,702 scalar functions, of which some read files, settings and
-secrets or sleep, and each version adds more. The names come from sqlglot 30.30.
+Allow-lists are used instead of deny-lists, because DuckDB 2.0 has 1,702 scalar functions, and each version adds more.
+Some of them read files, settings or secrets, or sleep. The names come from sqlglot 30.30.
 
 ``check_sizes`` limits the size of values that a short expression can produce, and checks functions that are named by a
 string.
@@ -110,7 +110,7 @@ TYPE_NAMES = _words(
 
 MAX_STRING = 100_000
 MAX_SERIES = 1_000_000
-# Widths such as %9999d or {:>9999}. A star or a nested brace reads the width from an argument.
+# Matches widths such as %9999d or {:>9999}. A star or a nested brace reads the width from an argument.
 _WIDE = re.compile(r"\d{4,}|\*|\{[^}]*\{")
 _BY_NAME = frozenset(("list_aggr", "list_aggregate"))
 _TIME_STEPS = frozenset(("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"))
@@ -153,7 +153,7 @@ def _check_type(node: exp.DataType) -> None:
 
 
 def function_refused(name: str) -> QueryRejected:
-    """Returns the refusal of the function ``name``."""
+    """Returns the error for a query that calls the function ``name``, which is not allowed."""
     near = difflib.get_close_matches(name.lower(), FUNCTION_NAMES | {c.lower() for c in FUNCTION_CLASSES}, 3)
     usual = "the usual aggregate, text, list, JSON and time functions of DuckDB are allowed"
     hint = _INSTEAD.get(name.lower()) or (f"similar names: {', '.join(sorted(near))}" if near else usual)
@@ -206,15 +206,18 @@ def _check_series(node: exp.GenerateSeries) -> None:
 
 
 def _check_time_series(node: exp.GenerateSeries, step: exp.Interval) -> None:
-    """Accepts a series of times only in FROM, where DuckDB streams it and a deadline stops it, in steps of at least 1
-    s.
+    """Accepts a series of timestamps only in FROM, because DuckDB streams it there, so that a deadline can stop it. The
+    step must be at least 1 s.
     """
     if not isinstance(node.parent, exp.Table):
-        raise QueryRejected("a series of times is allowed only in FROM")
+        raise QueryRejected("range and generate_series over timestamps are allowed only in FROM")
     if not isinstance(step.this, exp.Literal) or not step.this.name.isdecimal():
-        raise QueryRejected("the step of a series of times must be a literal", hint="write it as in INTERVAL 1 MINUTE")
+        raise QueryRejected(
+            "the step of range and generate_series over timestamps must be a literal",
+            hint="write it as in INTERVAL 1 MINUTE",
+        )
     if step.text("unit").upper().rstrip("S") not in _TIME_STEPS or int(step.this.name) < 1:
-        raise QueryRejected("the step of a series of times must be at least a second")
+        raise QueryRejected("the step of range and generate_series over timestamps must be at least a second")
 
 
 def _check_template(template: exp.Expr | None) -> None:

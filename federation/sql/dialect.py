@@ -33,13 +33,13 @@ def parse(sql: str) -> exp.Query:
 
 
 def evaluates_code(sql: str) -> QueryRejected | None:
-    """Returns the refusal of a query with a python.`EXPRESSION`, which Probing accepts; None if it has none."""
+    """Returns the error for a query with python.`EXPRESSION`, which only Probing accepts; None for any other query."""
     found = _EXPRESSION.search(sql)
     return _evaluation(found.group(1)) if found else None
 
 
 def needs_helper(name: str, meant: str = "") -> QueryRejected | None:
-    """Returns the refusal of a table of Probing that only code inside a job could fill; None for any other ``name``.
+    """Returns the error for a table of Probing that only code inside a job could fill; None for any other ``name``.
 
     ``meant`` names similar tables that exist.
     """

@@ -20,7 +20,9 @@ _PREFIX = re.compile(r"^[A-Za-z ]+ Error: ")
 
 
 def from_duckdb(error: Exception) -> ProbingError:
-    """Returns ``error`` as a QueryError with a message of one line; DuckDB's suggestion becomes the hint."""
+    """Returns ``error`` as an error of probing.api.errors with a message of one line; a suggestion of DuckDB becomes
+    the hint.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = _PREFIX.sub("", lines[0]) if lines else type(error).__name__
     instead = (hint for pattern, hint in _INSTEAD if pattern.search(message))

@@ -1,4 +1,4 @@
-"""Finds conditions that every row of a table must meet to matter to a query, and whether the query names whole rows."""
+"""Finds the conditions that a row of a table must meet to matter to a query, and whether the query names whole rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlglot import exp
 __all__ = ("certain_of", "looks_at_many_rows", "names_whole_rows", "select_of")
 
 _MANY_ROWS = (exp.AggFunc, exp.Window, exp.Explode, exp.Unnest)
-# Functions without a class in sqlglot whose value depends only on their arguments and the time of the query.
+# Functions that have no class in sqlglot. Their values depend only on their arguments and the time of the query.
 _PURE = frozenset(
     {"current_localtimestamp", "epoch_ns", "epoch_us", "get_current_timestamp", "make_timestamp_ms"}
     | {"make_timestamp_ns", "now", "transaction_timestamp"}
@@ -17,9 +17,9 @@ _PURE = frozenset(
 
 
 def certain_of(table: exp.Table | exp.Subquery, known: Collection[str]) -> list[exp.Expr]:
-    """Returns the conditions that every row of ``table`` must meet here, over columns without qualifiers.
+    """Returns the conditions of WHERE that can be pushed down to ``table``, with unqualified column names.
 
-    ``known`` are the names of its columns, in lower case.
+    ``known`` are the names of the columns of ``table``, in lower case.
     """
     select, alone = select_of(table)
     where = select.args.get("where") if select is not None else None
@@ -32,8 +32,8 @@ def certain_of(table: exp.Table | exp.Subquery, known: Collection[str]) -> list[
 def select_of(table: exp.Table | exp.Subquery) -> tuple[exp.Select | None, bool]:
     """Returns the SELECT whose WHERE filters every row of ``table``, and whether the table is its only source.
 
-    An outer join adds rows of NULLs for the other side, so a filter may only go to the side that is kept whole. An ASOF
-    join chooses among all rows of its right side, so a filter may not go there.
+    An outer join adds rows of NULLs, so a filter can be pushed down only to its preserved side. An ASOF join chooses
+    among all rows of its right side, so a filter must not be pushed down to that side.
     """
     parent = table.parent
     select = parent.parent if isinstance(parent, (exp.From, exp.Join)) else None
@@ -54,7 +54,9 @@ def select_of(table: exp.Table | exp.Subquery) -> tuple[exp.Select | None, bool]
 
 
 def looks_at_many_rows(node: exp.Expr) -> bool:
-    """Returns whether a call in ``node`` may read other rows or return several rows. An unknown function may."""
+    """Returns whether a call in ``node`` may read other rows or return several rows. An unknown function counts
+    as such a call.
+    """
     return any(
         isinstance(part, _MANY_ROWS) or (isinstance(part, exp.Anonymous) and part.name.lower() not in _PURE)
         for part in node.walk()

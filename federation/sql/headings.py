@@ -1,5 +1,5 @@
-"""Names the columns of a query by the text that was typed; DuckDB would name them by the rewritten text that
-it runs.
+"""Names the columns of a query after the text that was typed. DuckDB would name them after the rewritten text that it
+runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ("with_headings",)
 _Tree = TypeVar("_Tree", bound=exp.Expr)
 _OPEN = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
 _CLOSE = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE))
-# Words that end the list of a SELECT.
+# Tokens that end the list of items of a SELECT.
 _ENDS = frozenset(
     {TokenType.FROM, TokenType.WHERE, TokenType.GROUP_BY, TokenType.HAVING, TokenType.QUALIFY, TokenType.WINDOW}
     | {TokenType.ORDER_BY, TokenType.LIMIT, TokenType.OFFSET, TokenType.UNION, TokenType.EXCEPT, TokenType.INTERSECT}

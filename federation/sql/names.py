@@ -19,12 +19,12 @@ _VIEW_WORD = re.compile(rf'\b{USER_VIEWS}"?\s*\.', re.IGNORECASE)
 
 
 def wants_all_nodes(sql: str) -> bool:
-    """Returns whether ``sql`` names a table ``global.SCHEMA.TABLE``; False if ``sql`` is no query."""
+    """Returns whether ``sql`` names a table ``global.SCHEMA.TABLE``; False if ``sql`` is not a query."""
     return bool(_GLOBAL_WORD.search(sql)) and any(catalog == GLOBAL for catalog, _ in _places(sql))
 
 
 def names_user_views(sql: str) -> bool:
-    """Returns whether ``sql`` names a ``view.NAME``; False if ``sql`` is no query."""
+    """Returns whether ``sql`` names a ``view.NAME``; False if ``sql`` is not a query."""
     return bool(_VIEW_WORD.search(sql)) and any(schema == USER_VIEWS for _, schema in _places(sql))
 
 

@@ -1,4 +1,4 @@
-"""Moves conditions on the rows of a subquery, CTE or view into it, nearer to the source of the rows."""
+"""Pushes conditions on the rows of a subquery, CTE or view down into its SELECT, nearer to the source of the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ __all__ = ("narrow", "narrow_all", "plain_columns")
 
 
 def narrow_all(root: exp.Query, columns: NamesOf) -> None:
-    """Repeats conditions on subqueries, and on CTEs that are read once, inside them. ``columns``: see view_lookup."""
+    """Pushes conditions on subqueries, and on CTEs that are read once, down into their SELECTs. ``columns``: see
+    ``NamesOf`` in view_lookup.
+    """
     ctes = {cte.alias_or_name.lower(): cte.this for cte in root.find_all(exp.CTE)}
     once = Counter(cte.alias_or_name.lower() for cte in root.find_all(exp.CTE))
     read = Counter(table.name.lower() for table in root.find_all(exp.Table) if len(table.parts) == 1)
@@ -35,14 +37,15 @@ def narrow_all(root: exp.Query, columns: NamesOf) -> None:
 def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]:
     """Returns the columns of ``select`` that are unchanged columns of its first source, by lower-case name.
 
-    If ``select`` groups rows, these are only keys of GROUP BY and PARTITION BY, which are equal in all rows of a group.
+    If ``select`` groups rows, only keys of GROUP BY and PARTITION BY are returned, which are equal in all rows of a
+    group.
     """
     source = select.args["from_"].this if select.args.get("from_") else None
     if not isinstance(source, (exp.Table, exp.Subquery)) or select_of(source)[0] is None:
         return {}
     keys = _common_keys(select)
     alone, own = not select.args.get("joins"), source.alias_or_name.lower()
-    # Another qualifier may name a row of the outer query, as DuckDB needs no LATERAL for that.
+    # Another qualifier may name a table of the outer query, because DuckDB allows such references without LATERAL.
     mine = (own, "") if alone else (own,)
     found: dict[str, exp.Column] = {}
     for item in select.expressions:
@@ -92,7 +95,7 @@ def narrow(select: exp.Select, conditions: list[exp.Expr], plain: Mapping[str, e
             meant.set("table", exp.to_identifier(source.alias_or_name, quoted=True))
             column.replace(meant)
     if any(join.method.upper() == "ASOF" for join in select.args.get("joins") or []):
-        # With an ASOF join, range pruning would not see which rows of the left side matter.
+        # With an ASOF join, range pruning would not see which rows of the left side matter, so a subquery filters them.
         alias = source.alias_or_name
         bare = source.copy()
         bare.set("alias", exp.TableAlias(this=exp.to_identifier(alias, quoted=True)))

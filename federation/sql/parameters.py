@@ -90,7 +90,7 @@ def _parse(sql: str) -> exp.Expr:
 
 
 def _replace(root: exp.Expr, given: Mapping[str, Any]) -> set[str]:
-    """Replaces the parameters. Returns their names."""
+    """Replaces the parameters in ``root`` by their values. Returns the names of the parameters."""
     from sqlglot import exp
 
     used: set[str] = set()
@@ -103,7 +103,7 @@ def _replace(root: exp.Expr, given: Mapping[str, Any]) -> set[str]:
         if name not in given:
             raise UsageError(f"there is no value for ${name}", hint=f"give --param {name}=VALUE")
         if isinstance(node.parent, (exp.Column, exp.Table, exp.Dot)) or node.arg_key == "alias":
-            raise UsageError(f"${name} stands where a name must stand", hint="a parameter is a value, not a name")
+            raise UsageError(f"${name} is used where a name is required", hint="a parameter is a value, not a name")
         node.replace(_literal(name, given[name]))
         used.add(name)
     return used
@@ -116,7 +116,7 @@ def _literal(name: str, value: Any) -> exp.Expr:
         return exp.Null() if value is None else exp.Boolean(this=value)
     if isinstance(value, int):
         number = exp.Literal(this=str(abs(value)), is_string=False)
-        # A number in brackets, as a minus before it must not begin a comment.
+        # Parenthesized: a minus in front of a negative number would begin a comment.
         return exp.Paren(this=exp.Neg(this=number)) if value < 0 else number
     if isinstance(value, str):
         return exp.Literal.string(value)

@@ -19,12 +19,12 @@ __all__ = ("MAX_NESTING", "MAX_TEXT", "statements")
 
 MAX_TEXT = 64 * 1024
 MAX_NESTING = 64
-# How many tokens may be parsed again: this many for each token of the query, and a fixed number.
+# The maximum number of tokens that are parsed again: _REREAD_EACH for each token of the query, plus _REREAD_MORE.
 _REREAD_EACH = 4
 _REREAD_MORE = 500
 _OPEN = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
 _CLOSE = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE))
-# The units that DuckDB takes outside of quotes. Inside it takes more, as in '90 min'.
+# The units that DuckDB accepts outside of quotes. Inside quotes it accepts more, as in '90 min'.
 _UNITS = frozenset(
     f"{unit}{end}"
     for unit in [
@@ -42,7 +42,7 @@ _UNITS = frozenset(
     ]
     for end in ("", "S")
 )
-# Texts of these tokens stay in quotes when the tree is printed.
+# The texts of these tokens stay in quotes when the tree is printed, so invisible characters in them do no harm.
 _QUOTED = frozenset(kind for kind in TokenType if kind.name.endswith("STRING")) | {TokenType.IDENTIFIER}
 _HINT = "use WITH for its parts"
 
@@ -76,8 +76,8 @@ def _check_nesting(tokens: list[Token], most: int) -> None:
 
 
 def _check_names(tokens: list[Token]) -> None:
-    """Raises QueryRejected for a name with an invisible character. To DuckDB some of these are spaces, as U+200B: one
-    name would be many words, and FROM and a table among them.
+    """Raises QueryRejected for a name with an invisible character. DuckDB reads some of these characters, such as
+    U+200B, as spaces: what is one name for sqlglot could be several words for DuckDB, such as FROM and a table.
     """
     for token in tokens:
         if token.token_type not in _QUOTED and not token.text.isprintable():
@@ -87,7 +87,7 @@ def _check_names(tokens: list[Token]) -> None:
 
 
 class _Dialect(DuckDB):
-    """DuckDB's dialect, in which a path into JSON that does not begin with $ stays a name: 'a.b' is no b within a."""
+    """DuckDB's dialect, but a path into JSON that does not begin with $ stays one name: 'a.b' is not b within a."""
 
     def to_json_path(self, path: exp.Expr | None) -> exp.Expr | None:
         if isinstance(path, exp.Literal) and path.is_string and not path.name.startswith("$"):
@@ -96,7 +96,7 @@ class _Dialect(DuckDB):
 
 
 class _Parser(DuckDBParser):
-    """A parser with limited work. ``rereads``: how many tokens it may still parse again."""
+    """A parser with limited work. ``rereads``: the number of tokens that it may still parse again."""
 
     rereads = 0
 
@@ -107,8 +107,8 @@ class _Parser(DuckDBParser):
         super()._retreat(index)
 
     def _parse_interval_span(self, this: exp.Expr, parse_function_unit: bool = True) -> exp.Interval:
-        """Returns the interval with the text ``this``. sqlglot takes one number and one word out of the text, and drops
-        the rest, as in '1 day 02:00:00' or '1 day ago'.
+        """Returns the interval with the text ``this``. sqlglot would take one number and one word out of the text and
+        drop the rest, so a text with more, such as '1 day 02:00:00' or '1 day ago', is kept as it is.
         """
         interval = super()._parse_interval_span(this, parse_function_unit)
         unit = interval.args.get("unit")

@@ -1,8 +1,9 @@
-"""States of aggregates that DuckDB exports: how the asker requests a state, and how a node writes the request.
+"""States of aggregates that DuckDB exports: how the caller requests a state, and how a node writes the request
+for DuckDB.
 
-``export_state('ENGINE', CALL)`` requests the state of an aggregate call. It is our own function, which the gate checks;
-DuckDB's form is ``CALL EXPORT_STATE``, which sqlglot would read as an alias. The form of a state depends on the version
-of the engine. So a node with another version refuses the request, and the asker requests the rows.
+``export_state('ENGINE', CALL)`` requests the state of an aggregate call. It is a function of probingd, which nodes
+check; sqlglot would read DuckDB's own form, ``CALL EXPORT_STATE``, as an alias. The form of a state depends on the
+version of the engine. So a node with another version refuses the request, and the caller requests the rows instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _KINDS = (exp.ApproxDistinct, exp.ApproxQuantile)
 
 
 def exported(call: str) -> str:
-    """Returns SQL that requests the state of the aggregate ``call`` from a node with the engine of this version."""
+    """Returns SQL that requests the state of the aggregate ``call``. A node whose DuckDB version differs from ours
+    refuses the request.
+    """
     return f"{_NAME}('{engine_version()}', {call})"
 
 
@@ -36,8 +39,8 @@ def has_states(root: exp.Expr) -> bool:
 def require_export(node: exp.Expr) -> None:
     """Checks one request for a state.
 
-    Raises QueryRejected unless it is an item of the outermost SELECT and calls an aggregate whose states are used here;
-    EngineDiffers if the state would have the form of another version of the engine.
+    Raises QueryRejected unless the request is an item of the outermost SELECT and calls an aggregate whose states are
+    used; EngineDiffers if the request is for the state of another version of the engine.
     """
     item, items = node.parent, node.expressions
     whole = isinstance(item, exp.Alias) and isinstance(item.parent, exp.Select) and item.parent.parent is None
@@ -50,7 +53,7 @@ def require_export(node: exp.Expr) -> None:
 
 
 def with_states(root: exp.Expr) -> str:
-    """Returns ``root`` as SQL for the engine, which must not be parsed again."""
+    """Returns ``root`` as SQL for the engine. sqlglot would misread this SQL, so it must not be parsed again."""
     return _Generator(dialect=DuckDB, comments=False).generate(root)
 
 

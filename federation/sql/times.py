@@ -1,7 +1,7 @@
 """Replaces now() in a query by one instant for all nodes, and compares ``ts`` without time zones.
 
-``X AT TIME ZONE 'Z'`` is the local time in Z of a column or of now(), which are UTC by definition. For a constant it
-is, as in SQL, the instant (UTC) at which clocks in Z show it.
+If X is a column or now(), which are UTC by definition, ``X AT TIME ZONE 'Z'`` is the local time in Z. If X is a
+constant, the expression is the instant (UTC) at which clocks in Z show X, as in SQL.
 
 ``ts`` is TIMESTAMP_NS, UTC, without a zone; DuckDB 2.0 does not compare it with the zoned type that ``now()``,
 ``to_timestamp`` and ``AT TIME ZONE`` have. Nodes rewrite their queries in the same way, and so must the client, which
@@ -30,9 +30,9 @@ def fix_times(root: _Tree, now_ns: int) -> _Tree:
     when = datetime.fromtimestamp(now_ns // 1_000_000_000, tz=timezone.utc)
     day, clock, fraction = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}", f"{now_ns % 1_000_000_000:09d}"
     ages = [n for n in root.find_all(exp.Anonymous) if n.name.lower() == "age" and len(n.expressions) == 1]
-    # Inner nodes come first, as the nodes around them are copied.
+    # Inner nodes come first, because the nodes around them are copied.
     for zoned in [zoned for zoned in root.find_all(exp.AtTimeZone) if _is_utc(zoned.this)][::-1]:
-        # The session's zone is UTC: the cast makes a time without a zone UTC, and keeps any other zone.
+        # The session's zone is UTC: the cast reads a time without a zone as UTC, and keeps a time with a zone.
         zoned.set("this", exp.cast(zoned.this, "TIMESTAMPTZ", dialect="duckdb"))
     for node in list(root.walk())[::-1]:
         if _means_now(node):
@@ -45,7 +45,7 @@ def fix_times(root: _Tree, now_ns: int) -> _Tree:
             # The session's zone is UTC: the cast removes the zone and keeps the instant.
             node.replace(exp.cast(node.copy(), "TIMESTAMP", dialect="duckdb"))
     for age in ages:
-        # age(x) counts from the last midnight.
+        # age with one argument counts from the last midnight.
         age.set("expressions", [expression(f"CAST('{day}' AS TIMESTAMP)"), age.expressions[0]])
     return root
 

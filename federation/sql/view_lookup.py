@@ -35,8 +35,8 @@ MAX_USER_VIEWS = 64
 NamesOf = Callable[[str], Collection[str]]
 """A function that returns the names of the columns of a table or view; empty for an unknown name."""
 REDUCING = ("group", "having", "qualify", "distinct", "limit", "offset", "sample", "laterals", "pivots")
-"""Clauses of a SELECT with which a row of its source need not become a row of its result."""
-# Table functions; their columns have the same names.
+"""Clauses with which a SELECT need not return exactly one row for each row of its source."""
+# Table functions. The column that such a function returns has the name of the function.
 _SERIES = ("generate_series", "range", "unnest")
 _SAME_PROCESS = ("node", "pid", "start_ns")
 
@@ -47,7 +47,9 @@ def base_tables(view: View) -> list[str]:
 
 
 def views_from(rows: Iterable[Mapping[str, Any]]) -> dict[str, View]:
-    """Returns the users' views in rows of probing.views; if nodes differ about a name, the first view counts."""
+    """Returns the users' views in rows of probing.views; if nodes have different views with
+    the same name, the first is used.
+    """
     found: dict[str, View] = {}
     for row in rows:
         name, sql = f"{USER_VIEWS}.{row['name']}", row["sql"]
@@ -94,7 +96,7 @@ def is_local(view: View, views: Mapping[str, View]) -> bool:
 
 @lru_cache(maxsize=512)
 def tree_of(sql: str) -> exp.Query:
-    """Returns the tree of a view's SQL without comments. Copy it before you change it."""
+    """Returns the tree of a view's SQL without comments. The tree is cached: copy it before you change it."""
     tree = parse(sql)
     for node in tree.walk():
         node.comments = None
@@ -102,7 +104,7 @@ def tree_of(sql: str) -> exp.Query:
 
 
 def _shown(view: View, columns: NamesOf) -> Collection[str]:
-    """Returns the columns of ``view``; empty if only a database can tell them."""
+    """Returns the columns of ``view``; empty if only a database can determine them."""
     if view.columns or view.problem:
         return [column.name for column in view.columns]
     tree = tree_of(view.sql)
@@ -160,7 +162,7 @@ def _tagged(name: str, names: Collection[str], local: bool) -> View:
 
 
 def require_columns(root: exp.Query, columns: NamesOf) -> None:
-    """Raises QueryRejected for a column that certainly does not exist. ``columns``: the names by table or view.
+    """Raises QueryRejected for a column that certainly does not exist. ``columns``: see ``NamesOf``.
 
     If something else in the query could have the name, the database decides.
     """

@@ -1,6 +1,6 @@
 """Expands the views that a query names, before it is split, checked or run.
 
-A view becomes a subquery in parentheses under its own name. Conditions that its rows must meet are repeated inside, so
+A view becomes a subquery in parentheses under its own name. Conditions on its rows are repeated inside the subquery, so
 that time ranges still limit the rows that are read; joins whose columns the query does not name are left out.
 ``probe.SCHEMA.TABLE`` loses its catalog, and ``global.SCHEMA.TABLE`` becomes a subquery with Probing's columns for the
 origin of a row: ``_host, _addr, _rank, _node_rank, _local_rank, _role``.
@@ -48,7 +48,7 @@ def expand(root: _Tree, views: Mapping[str, View] = VIEWS, columns: NamesOf | No
 
 
 def set_apart(root: exp.Query, views: Mapping[str, View], columns: NamesOf) -> dict[str, View]:
-    """Changes ``root``: a view that each node can answer becomes a table; the others are expanded.
+    """Changes ``root``: a view that each node can answer becomes a table; other views are expanded.
 
     Returns the views that became tables, by the names of the tables.
     """
@@ -89,7 +89,7 @@ class _Expansion:
                 column.set("db", None)
 
     def _set_apart(self, table: exp.Table, view: View, apart: dict[str, View]) -> None:
-        # The schema gets a prefix, as DuckDB already has schemas such as information_schema.
+        # The schema gets a prefix, because DuckDB already has schemas such as information_schema.
         catalog = GLOBAL if table.catalog.lower() == GLOBAL else LOCAL
         schema = f"{catalog} {table.db.lower()}"
         apart[f"{schema}.{table.name.lower()}"] = view
@@ -100,7 +100,8 @@ class _Expansion:
         self._places += 1
         if depth >= MAX_DEPTH or self._places > MAX_PLACES:
             raise QueryRejected(
-                f"the query names more than {MAX_PLACES} views, or views more than {MAX_DEPTH} deep", hint="name fewer"
+                f"the query names more than {MAX_PLACES} views, or views nested more than {MAX_DEPTH} deep",
+                hint="name fewer views",
             )
         if view.problem:
             raise QueryRejected(f"{view.name} cannot be used: {view.problem}", hint="see the problems in probing.views")
@@ -121,7 +122,7 @@ class _Expansion:
 
 
 def _words(root: exp.Expr) -> set[str]:
-    """Returns every identifier of the query, in lower case; empty if it names whole rows."""
+    """Returns every identifier of the query, in lower case; empty if the query names whole rows."""
     if isinstance(root, exp.Query) and names_whole_rows(root):
         return set()
     return {identifier.name.lower() for identifier in root.find_all(exp.Identifier)}

@@ -111,7 +111,7 @@ def test_a_job_that_hung_until_it_was_ended_keeps_its_story(corpus: Corpus) -> N
     answer = until(story, what=lambda: corpus.daemon.ctl("diagnose", check=None).stdout)
     assert (answer["verdict"], [one["rank"] for one in answer["culprits"]]) == ("not_joined", [1])
     assert "ranks 0-1 were killed by SIGTERM" in answer["evidence"]
-    assert "a scheduler or a user ended it, no fault of a rank" in answer["evidence"]
+    assert "a scheduler or a user ended it: it is not a fault of a rank" in answer["evidence"]
     assert [stack["role"] for stack in answer["stacks"]] == ["culprit", "victim"]
     ctl, job = corpus.daemon.ctl, ("--job", ranks.job)
     (shown,) = [part for part in ctl("top", "--once").stdout.split("\n\n") if f"job {ranks.job} " in part]

@@ -77,7 +77,7 @@ def test_labels_of_each_way_and_the_limit_of_their_phase(make_daemon: Callable[.
     job.tell(f"send {path} {json.dumps({'labels': {'phase': 'eval'}})}", 1)
     send_as(STRANGER, path, {"labels": {"phase": "checkpoint"}, "job": job.name})
     until(lambda: daemon.rows(labels), what=daemon.tail)
-    until(lambda: "may not label ranks of job" in daemon.ctl("status").stdout, what=daemon.tail)
+    until(lambda: "has no right to label ranks of job" in daemon.ctl("status").stdout, what=daemon.tail)
     assert daemon.rows(labels) == [
         {"rank": 1, "key": "phase", "value": "eval", "source": "datagram", "uid": os.getuid()}
     ]

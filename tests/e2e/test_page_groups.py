@@ -234,7 +234,7 @@ def test_names_and_commands_are_shown_as_text(
         page.get_by_label("n1-0").check()
         page.get_by_label("Command (as in a shell").fill(evil)
         button(tab, "Preview the ranks").click()
-        expect(page.locator(".trouble")).to_contain_text("group <b>g</b>: this is no name")
+        expect(page.locator(".trouble")).to_contain_text("group <b>g</b>: this is not a valid name")
         assert page.locator("main img, main b b").count() == 0
         # The browser logs that the server refused.
         assert len(tab.complaints) == 1

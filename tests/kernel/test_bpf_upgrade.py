@@ -132,7 +132,7 @@ def test_records_of_another_layout_come_into_the_log_once(
         assert found == list(range(CALLS))
         assert store.recovery_losses == ()
     reasons = [reason for batch in outbox.take()["probing.losses"] for reason in batch["reason"].to_pylist()]
-    assert reasons == ["the version before did not record tid"]
+    assert reasons == ["the previous version did not record tid"]
     assert [path for path in (pin_root / "test").iterdir() if path.is_dir()] == [session.path]
     # The new programs are at work, and have no record of the calls before.
     assert len(ring.drain().records) == 0

@@ -226,7 +226,7 @@ def test_a_change_replaces_one_probe_and_rows_of_before_stay(bench: Bench, run: 
 def test_a_file_that_others_may_write_is_not_run(bench: Bench) -> None:
     bench.write("calls", tell(), CODE.replace("NAME", "calls"))
     (bench.folder / "calls.c").chmod(0o666)
-    state = bench.degraded("calls", "calls.c may be written by others than its owner")
+    state = bench.degraded("calls", "calls.c is writable by users other than its owner")
     assert "chmod go-w" in state.reason
     (bench.folder / "calls.c").chmod(0o644)
     until(lambda: (s := bench.state("calls")) and s.state == "running")

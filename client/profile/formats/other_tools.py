@@ -109,9 +109,10 @@ _MESSAGES = {
 
 
 def pprof(profile: Profile, comment: str) -> bytes:
-    """Returns a pprof profile. Its samples have two values, samples (count) and cpu, wall or off_cpu (ns), and labels.
+    """Returns a pprof profile. Each sample has labels and two values: a count named ``samples``, and a time in ns named
+    ``cpu``, ``wall`` or ``off_cpu``.
 
-    All labels are texts, because pprof treats a number 0, such as rank 0, as no label.
+    All labels are texts, because pprof treats the number 0, such as rank 0, as a missing label.
     """
     return gzip.compress(_Encoder(profile).encode(comment), mtime=0)
 
@@ -139,7 +140,7 @@ class _Encoder:
         message.time_nanos, message.duration_nanos = self._profile.begin_ns, self._profile.length_ns
         message.comment.append(self._string(comment))
         message.default_sample_type = self._string(kind)
-        # Only now the table of strings is complete.
+        # The table of strings is written last, because all other fields add strings to it.
         message.string_table.extend(encoded(text).decode() for text in self._strings)
         return bytes(message.SerializeToString(deterministic=True))
 
@@ -172,7 +173,7 @@ def _profile_class() -> type[Any]:
                 added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{scalar}"
             else:
                 added.type = FieldDescriptorProto.Type.Value(f"TYPE_{scalar.upper()}")
-    # A pool of our own, because another library may have registered the same messages.
+    # A pool of our own, because another library may have registered the same messages in the default pool.
     pool = DescriptorPool()
     pool.Add(file)
     return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Profile"))

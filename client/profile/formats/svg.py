@@ -119,9 +119,9 @@ SCRIPT = """
 """
 
 
-# Recursion makes stacks of thousands of frames, which are too many to show.
+# The maximum depth that is shown, because recursion can make stacks of thousands of frames.
 MAX_DEPTH = 400
-# Least share of the whole width for which a box is drawn: a narrower box is below a third of a pixel.
+# A box is drawn if its share of the whole width is at least this, about a third of a pixel.
 _LEAST = 0.0003
 
 
@@ -146,7 +146,7 @@ class _Box:
 def boxes(profiles: Sequence[Profile]) -> Iterator[_Box]:
     """Yields the frames that are wide enough to be visible, parents first.
 
-    A width is the mean of the shares in the profiles, so frames of one profile alone get a box, too.
+    A width is the mean of the frame's shares in the profiles, so a frame that only one profile has gets a box, too.
     """
     # Stacks with a common beginning are neighbours after sorting, so a frame is a range of stacks.
     marked = [s._replace(labels=(("", f"{i}"),)) for i, profile in enumerate(profiles) for s in profile.samples]
@@ -174,7 +174,9 @@ def boxes(profiles: Sequence[Profile]) -> Iterator[_Box]:
 
 
 def _sums(samples: Sequence[Sample], mark: str) -> list[int]:
-    """Returns the time of one profile summed over its first 0, 1, 2… samples."""
+    """Returns prefix sums over all ``samples``: entry i is the time that the first i samples add to the profile
+    ``mark``.
+    """
     return [0, *accumulate(s.ns if s.labels[0][1] == mark else 0 for s in samples)]
 
 

@@ -1,7 +1,8 @@
-"""Registers files with probes, the processes that map them, and refused files. Their number is limited, also by user.
+"""Registers files with probes, the processes that map them, and refused files. The number of files with probes is
+limited for each user and for all users together; the number of refusals is limited, too.
 
-/proc/PID/maps shows device and inode of a file as its mount has them, and each overlay mount has its own. Probes belong
-to the inode of the lower file system.
+/proc/PID/maps shows the device and inode that a file has in its mount. These differ between overlay mounts of the same
+file, whereas probes belong to the inode of the lower file system.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_FILES_OF_USER = 64
 MAX_REFUSALS = 1_024
 # The pause before a refused file is tried again: 60, 120, 240 ... s; for a file that did not answer 2, 4, 8 ... s.
 FIRST_PAUSE_S, FIRST_SILENT_PAUSE_S, LAST_PAUSE_S = 60.0, 2.0, 3_600.0
-# The time after the last try for which a refusal is shown, s.
+# A refusal is shown for this many seconds after the last try.
 SHOWN_S = 600.0
 
 
@@ -47,7 +48,7 @@ class ProbedFile:
 
 @dataclass(slots=True)
 class Holder:
-    """A process that maps files of interest. ``reported``: (library, reason) of its losses that were reported."""
+    """A process that maps files of interest. ``reported``: (library, reason) of each reported loss of the process."""
 
     start_ns: int
     keys: set[Key] = field(default_factory=set)
@@ -57,7 +58,7 @@ class Holder:
 @dataclass(slots=True)
 class Refusal:
     """Why a file has no probes. ``at``: the last try; ``until``: when the file may be tried again; both on
-    time.monotonic(). ``pause``: the time between the two, s. ``silent``: the file or process did not answer.
+    time.monotonic(). ``pause``: the time from ``at`` to ``until``, s. ``silent``: the file or process did not answer.
     """
 
     path: str
@@ -69,7 +70,7 @@ class Refusal:
 
 
 class Files:
-    """The register, for one thread; ``attached`` and ``refused`` are safe for any thread."""
+    """The register of probed and refused files. Only ``attached`` and ``refused`` are thread-safe."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, ProbedFile] = {}
@@ -81,10 +82,10 @@ class Files:
         return self._by_key.get(key)
 
     def admit(self, identity: Identity, uid: int) -> None:
-        """Raises AttachError if the user, or all users together, may not have another probed file."""
+        """Raises AttachError if another probed file would exceed the limit of the user, or of all users together."""
         if identity in self._by_identity:
             return
-        hint = "there is room again when no process maps some of these libraries any more"
+        hint = "another library can be probed once no process maps one of these libraries any longer"
         if sum(file.uid == uid for file in self._by_identity.values()) >= MAX_FILES_OF_USER:
             raise AttachError(f"{MAX_FILES_OF_USER} libraries of user {uid} are probed already", hint=hint)
         if len(self._by_identity) >= MAX_FILES:
@@ -98,7 +99,9 @@ class Files:
         return file
 
     def holds(self, pid: int, start_ns: int, keys: set[Key]) -> bool:
-        """Registers that a process maps the files ``keys`` and no others. Returns whether one of them is new for it."""
+        """Registers that a process maps exactly the files ``keys``. Returns whether ``keys`` has a file that the
+        process did not map at the previous call.
+        """
         before = self.holders.get(pid)
         if before is not None and before.start_ns != start_ns:
             self.gone(pid)
@@ -120,7 +123,7 @@ class Files:
                 file.users.discard(pid)
 
     def idle(self) -> list[ProbedFile]:
-        """Returns the files that no registered process maps through the mount of their key ``held``."""
+        """Returns the files that no registered process maps under their key ``held``."""
         return [file for file in self._by_identity.values() if not self.is_held(file)]
 
     def is_held(self, file: ProbedFile) -> bool:
@@ -146,7 +149,7 @@ class Files:
         return set(self._by_identity)
 
     def refuse(self, source: str, key: Key, uid: int, path: str, reason: str, *, silent: bool) -> Refusal:
-        """Registers that a file was refused, or did not answer (``silent``). Each refusal in a row doubles the pause
+        """Registers that a file was refused, or did not answer (``silent``). Each consecutive refusal doubles the pause
         before the next try.
         """
         before = self._refusals.pop((source, key, uid), None)
@@ -159,7 +162,7 @@ class Files:
         return refusal
 
     def refusal(self, source: str, key: Key, uid: int) -> Refusal | None:
-        """Returns the refusal due to which a file must not be tried now; None if it may be tried."""
+        """Returns the refusal because of which a file must not be tried yet; None if the file may be tried."""
         found = self._refusals.get((source, key, uid))
         return found if found is not None and found.until > time.monotonic() else None
 
@@ -176,7 +179,9 @@ class Files:
         return Counter(file.path for file in reversed(list(self._by_identity.values())))
 
     def refused(self) -> list[str]:
-        """Returns, for each recently refused file, its path and the reason of the last try, the newest first."""
+        """Returns, for each recently refused file, its path and why the last try failed; the newest refusal comes
+        first.
+        """
         since = time.monotonic() - SHOWN_S
         newest = [r for r in reversed(list(self._refusals.values())) if r.at > since]
         return list(dict.fromkeys(f"{r.path} cannot be probed: {r.reason}" for r in newest))

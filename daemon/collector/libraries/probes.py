@@ -21,7 +21,7 @@ __all__ = (
 
 MAX_REPORTED = 64
 MAX_SHOWN = 80
-# The most refused files of a user that are logged as warnings; further refusals are logged at debug level.
+# The maximum number of refused files of a user that are logged as warnings. Further refusals are logged at debug level.
 MAX_LOGGED = 8
 _log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ class Mapped(NamedTuple):
 
 
 class LibraryProbes:
-    """Attaches the probes of libraries, and reports missing rows. For one thread, except ``files.attached`` and
-    ``files.refused``, which are for any thread.
+    """Attaches the probes of libraries, and reports missing rows. Only ``files.attached`` and ``files.refused`` are
+    thread-safe.
     """
 
     def __init__(self, session: Session, libraries: Sequence[ProbedLibrary], sink: Sink, clock: Clock) -> None:
@@ -53,9 +53,10 @@ class LibraryProbes:
         return any(library.interesting(path) for library in self._libraries)
 
     def wanting(self, mapped: Mapped) -> Iterator[ProbedLibrary]:
-        """Yields the libraries whose probes the file ``mapped`` lacks, except libraries that were refused recently.
+        """Yields the libraries whose probes are not attached to the file ``mapped`` yet, except libraries that were
+        refused recently.
 
-        For libraries that are not yielded, missing rows of the process are reported as losses.
+        If a library is not yielded and rows of the process are missing, this is reported as a loss.
         """
         for library in self._libraries:
             if library.interesting(mapped.mapping.path) and not self._is_settled(mapped, library):
@@ -115,8 +116,8 @@ class LibraryProbes:
             library.forget(identity)
 
     def _gap(self, process: ProcessNow, library: ProbedLibrary, reason: str, probed_ns: int | None = None) -> None:
-        """Reports missing rows of a process, once for each reason: from its start until ``probed_ns`` (since boot;
-        None: until now).
+        """Reports that rows of a process are missing, once for each reason: from the start of the process until
+        ``probed_ns`` (ns since boot; None: until now).
         """
         holder = self.files.holders[process.pid]
         if (library.name, reason) in holder.reported or len(holder.reported) >= MAX_REPORTED:
@@ -129,7 +130,7 @@ class LibraryProbes:
 
 
 def _shown(path: bytes) -> str:
-    """Returns ``path``, shortened to the end of its directory and the begin of its name."""
+    """Returns ``path``, shortened to the end of its directory and the beginning of its name."""
     folder, _, name = path.rpartition(b"/")
     cut = "…" if len(folder) > MAX_SHOWN else ""
     return f"{cut}{clean_text(folder[-MAX_SHOWN:])}/{clean_text(name, MAX_SHOWN)}"

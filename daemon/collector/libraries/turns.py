@@ -1,5 +1,5 @@
-"""Decides the process whose libraries are examined next. Each process is queued once, the users take turns, and a user
-with too many useless looks has to rest. A look is the examination of one process.
+"""Chooses the process whose libraries are examined next. The examination of one process is called a look. Each process
+is queued once, and the users take turns. A user whose looks find nothing too often has to pause (a rest).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_WAITING = 65_536
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 480.0
 MAX_RETRIED = 4_096
 MAX_REST_S = 60.0
-# Looks that found nothing cost their user credit, 1 each. A user without credit rests for REST_FACTOR times the
-# duration of the look.
+# A token bucket for each user: a user has at most CREDIT credits, and gets CREDIT_A_SECOND more each second. Each look
+# that finds nothing costs a credit. A user without credit rests for REST_FACTOR times the duration of the look.
 CREDIT, CREDIT_A_SECOND = 100.0, 10.0
 REST_FACTOR = 20
 MAX_DEBTORS = 4_096
@@ -28,8 +28,8 @@ TICK_S = 0.1
 
 
 class Turn(NamedTuple):
-    """A process to examine. ``fresh``: it has new mappings since the last look. ``may_attach`` is False while its user
-    rests."""
+    """A process to examine. ``fresh``: it has new mappings since the last look. ``may_attach`` is False while the user
+    of the process rests."""
 
     pid: int
     uid: int
@@ -39,7 +39,8 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class _User:
-    """The queued processes of a user: ``fresh`` before ``scanned``, and ``held`` once the user's rest is over.
+    """The queued processes of a user. ``fresh`` processes come before ``scanned`` processes. ``held`` processes wait
+    until the user's rest is over.
 
     ``rests_until`` is on time.monotonic().
     """
@@ -57,8 +58,8 @@ class _Retry:
 
 
 class Turns:
-    """The queue of processes. ``add`` and ``stop`` are for any thread, all other methods for the thread that examines
-    processes. ``uid_of`` returns the owner of a process, None for a process that ended.
+    """The queue of processes. ``add`` and ``stop`` are thread-safe; only the thread that examines processes calls the
+    other methods. ``uid_of`` returns the owner of a process, None for a process that ended.
     """
 
     def __init__(self, uid_of: Callable[[int], int | None]) -> None:
@@ -71,7 +72,7 @@ class Turns:
         self._retries: dict[int, _Retry] = {}
         self._due_at: dict[int, float] = {}
         self._ticked = 0.0
-        # User -> (credit left, time of that credit).
+        # By user: (credit left, the time at which this was the credit).
         self._credits: OrderedDict[int, tuple[float, float]] = OrderedDict()
         self.refused = 0
         """The number of processes that were dropped because the queue was full; a scan finds them again."""
@@ -107,7 +108,9 @@ class Turns:
         return None
 
     def rest(self, uid: int, seconds: float) -> None:
-        """Lets a user rest for ``seconds``: only scans examine its processes, and no probes are attached."""
+        """Makes a user rest for ``seconds``: meanwhile only scans examine the user's processes, and no probes are
+        attached for them.
+        """
         user = self._users.setdefault(uid, _User())
         user.rests_until = max(user.rests_until, time.monotonic() + min(seconds, MAX_REST_S))
 
@@ -123,11 +126,11 @@ class Turns:
             self.rest(uid, REST_FACTOR * seconds)
 
     def hold(self, turn: Turn) -> None:
-        """Queues a process again, for the time after the rest of its user."""
+        """Queues a process again once the rest of its user is over."""
         self._users.setdefault(turn.uid, _User()).held[turn.pid] = None
 
     def again(self, pid: int) -> None:
-        """Queues a process again after a pause, which doubles with each call in a row."""
+        """Queues a process again after a pause, which doubles with each call until ``settled``."""
         retry = self._retries.get(pid)
         if retry is None and len(self._retries) >= MAX_RETRIED:
             self.refused += 1
@@ -157,7 +160,7 @@ class Turns:
         for pid, fresh in added.items():
             uid = self._uid_of(pid)
             if uid is None:
-                # The process has ended; the look at the process will show that.
+                # The process has ended, so its user is unknown. The look at the process handles that.
                 uid = 0
             user = self._users.setdefault(uid, _User())
             if fresh:

@@ -1,8 +1,8 @@
 """Finds the libraries that get probes in all processes, and attaches the probes to each file once.
 
 The kernel reports new mappings; a scan of all processes finds earlier and missed mappings. A reader opens the file as
-its process sees it, and the source gets a descriptor. The probes of a file are detached after the last process that
-maps it, so that they keep neither the file nor its file system in use.
+its process sees it, and the source of the probes gets a descriptor. The probes of a file are detached after the last
+process that maps it, so that they keep neither the file nor its file system in use.
 
 If the kernel does not report new mappings, the mappings of young processes are polled (``YoungProcesses``).
 """
@@ -34,21 +34,25 @@ __all__ = (
 )
 
 READ_TIMEOUT_S = 2.0
-# The time after which a look at a process gives up, s, if the maps of the process are locked, and if a file does not
-# open: other processes wait for their look.
+# A look at a process gives up after MAPS_PATIENCE_S if the maps of the process are locked, and after OPEN_PATIENCE_S if
+# a file does not open, s. Otherwise other processes would wait too long for their look.
 MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
 SCAN_INTERVAL_S = 10.0
-# The pause between the first scan and the libraries that are not awaited, s: the first client is answered meanwhile.
+# Libraries that are not awaited get their probes this many seconds after the first scan, so that attaching them does
+# not delay the answer to the first client.
 LATE_S = 1.0
-# A scan that takes longer is restarted, and its result is discarded, s.
+# The timeout of a scan, s. A scan that takes longer is restarted, and its result is discarded.
 SCAN_LIMIT_S = 120.0
-# Probes of an earlier daemon stay on files that no process seems to map until a complete scan, or this many incomplete
-# scans: a scan leaves out processes of users whose turn comes later.
+# If no process seems to map a file, the probes that an earlier daemon attached to it are detached only after a
+# complete scan, or after this many incomplete scans. A scan is incomplete if it left out a file, for example because
+# the user of the process had to rest.
 MAX_ADOPTED_SCANS = 6
-# The interval at which processes that map a probed file are examined, s: a process can unmap the file unseen.
+# The interval at which processes that map a probed file are examined, s: the kernel does not report that a process
+# unmaps a file.
 SWEEP_INTERVAL_S = 60.0
 LOOK_S = 1.0
-# The cost of a refused file, in looks; and how long a user rests for each recent file that did not answer, s.
+# A refused file costs its user as much as this many looks. A user rests for SILENT_REST_S, s, for each recent file that
+# did not answer.
 REFUSED_LOOKS = 10
 SILENT_REST_S = 2.0
 MAX_KEYS = 256
@@ -56,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Look(NamedTuple):
-    """The result of a look at a process. ``done``: none of its files waits for probes. ``useful``: the look found
+    """The result of a look at a process. ``done``: no file of the process waits for probes. ``useful``: the look found
     something new.
     """
 
@@ -66,7 +70,7 @@ class _Look(NamedTuple):
 
 class LibraryWatch:
     """Finds libraries, and attaches and detaches their probes in one thread. ``seen``, ``changed``, ``scan`` and
-    ``look_again`` are safe for any thread.
+    ``look_again`` are thread-safe.
 
     ``fuse``: files of FUSE mounts get probes, too. ``own``: the daemon's processes, which are left out.
     """
@@ -89,12 +93,14 @@ class LibraryWatch:
         self._again: list[str] = []
         self._first_scan = threading.Event()
         self._scan_wanted = True
-        # Only the thread uses the following attributes. The processes that the running scan still has to examine:
+        # Only the thread uses the following attributes.
+        # The processes that the running scan still has to examine; None if no scan is running.
         self._scanning: set[int] | None = None
         self._scan_began = 0.0
         self._swept = time.monotonic()
-        # The number of scans for which probes of an earlier daemon stay; whether the running scan left out a file.
+        # The number of further incomplete scans after which the probes of an earlier daemon are detached.
         self._adopted_scans = MAX_ADOPTED_SCANS
+        # Whether the running scan left out a file.
         self._left_out = False
         # Files that no process mapped when the running scan began.
         self._idle: list[ProbedFile] = []
@@ -109,7 +115,7 @@ class LibraryWatch:
             self._thread.join()
 
     def scanned(self, timeout: float) -> bool:
-        """Waits for the first scan, which attaches the awaited libraries. Returns False after ``timeout`` seconds."""
+        """Waits for the first scan, which probes the awaited libraries. Returns False after ``timeout`` seconds."""
         return self._first_scan.wait(timeout)
 
     def interesting(self, path: bytes) -> bool:
@@ -125,7 +131,7 @@ class LibraryWatch:
             self._turns.add([pid], fresh=True)
 
     def scan(self) -> None:
-        """Requests a scan of all processes, since events of mappings were lost."""
+        """Requests a scan of all processes, because new mappings may have been missed."""
         self._scan_wanted = True
 
     def look_again(self, source: str) -> None:
@@ -165,7 +171,8 @@ class LibraryWatch:
                 self._end_scan()
             elif now - self._scan_began >= SCAN_LIMIT_S:
                 self._scanning, self._scan_wanted = None, True
-                # Processes that keep a scan from ending must not keep others' libraries from their probes.
+                # The wait for the first scan ends: otherwise processes that block the scan would leave the libraries of
+                # other processes without probes.
                 self._end_first_scan()
         elif (not self._scan_began or now - self._scan_began >= SCAN_INTERVAL_S) and self._scan_due():
             self._begin_scan(now)
@@ -200,7 +207,7 @@ class LibraryWatch:
                 self._probes.end_unmapped()
 
     def _end_first_scan(self) -> None:
-        """Lets the libraries that are not awaited have their probes, too."""
+        """Ends the wait for the first scan: from now on, libraries that are not awaited get their probes, too."""
         if not self._first_scan.is_set():
             self._first_scan.set()
             for pid in self._files.holders if self._left_out else ():
@@ -306,9 +313,10 @@ class LibraryWatch:
 
 # A process is polled up to this age, s: loading torch from a cold disk takes up to a minute.
 AGE_S = 60.0
-# The least time between two polls of a process, s, and as a share of its age, since each poll needs a reader.
+# A process is polled again after INTERVAL_S, or after SHARE of its age if that is longer, because each poll occupies a
+# reader.
 INTERVAL_S, SHARE = 1.0, 0.25
-# The most processes that are polled; if more programs start, the oldest are left to the scan of all processes.
+# The maximum number of polled processes. If more programs start, the oldest are left to the scan of all processes.
 MAX_YOUNG = 256
 
 
@@ -321,7 +329,7 @@ class _Young:
 
 
 class YoungProcesses:
-    """The processes that have run their program for less than ``AGE_S``. Safe for any thread."""
+    """The processes that have run their program for less than ``AGE_S``. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -5,9 +5,9 @@ node decides by itself which node leads: there is no election. While nodes disag
 have the same ids, so that each finding counts once.
 
 If the leader has no finding while a job stands still, the next nodes diagnose the job, too. Each node compares how far
-its own ranks have come. After three looks in a row without progress, the node after the leader diagnoses the job; the
-node after that does so after six looks, and so on. If the leader has shared an error, these nodes diagnose the job
-once, for as long as a hang needs to be confirmed: a leader may name the wrong rank.
+its own ranks have come. After three consecutive looks without progress, the node after the leader also diagnoses the
+job; the next node does after six looks, and so on. If the leader has shared an error, these nodes diagnose the job only
+for the time that is needed to confirm a hang. They do so because the leader may name the wrong rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ __all__ = ("LOOKS", "Coordinator", "SilentLeaders")
 
 LOOKS = 3
 MAX_NOTED = 256
-# The least time between two looks, s: a leader needs some seconds, even if a job counts as stalled sooner.
+# The minimum time between two looks, s. A leader needs some seconds for a finding, even if a job counts as stalled
+# sooner.
 _LEAST_LOOK_S = 5.0
 # Two looks at a stalled job confirm a hang only if the second follows within this time, s.
 _CHECK_S = 20.0
@@ -40,10 +41,10 @@ _Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Run:
-    """The state of one run that another node leads. ``still``: looks in a row in which no rank had advanced. ``until``:
-    the time until which this node diagnoses the job (monotonic s); None: it does not. ``errors``: the open errors that
-    other nodes shared. ``own``: errors that this node itself opened meanwhile and has to close. ``problem``: a text
-    about the leader, for ``status``."""
+    """The state of one run that another node leads. ``still``: the number of consecutive looks in which no rank had
+    advanced. ``until``: the time until which this node diagnoses the job (monotonic s); None: it does not. ``errors``:
+    the open errors that other nodes shared. ``own``: errors that this node opened while it diagnosed the job, and has
+    to close. ``problem``: a text about the leader, for ``status``."""
 
     calls: int = -1
     still: int = 0
@@ -55,7 +56,7 @@ class _Run:
 
 class SilentLeaders:
     """Watches the leaders of jobs. ``step`` looks at the jobs that other nodes lead, every ``look_s`` seconds, but not
-    more often than every 5 s. Safe for many threads.
+    more often than every 5 s. Thread-safe.
     """
 
     def __init__(self, node: str, proofs: Proofs, look_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -129,7 +130,7 @@ class SilentLeaders:
 
 
 def _before(proofs: Proofs, node: str, job: str, run: str) -> list[str]:
-    """Returns the nodes whose turn to diagnose a run comes before that of ``node``, the leader first."""
+    """Returns the nodes that diagnose a run before ``node`` does, the leader first."""
     others = [one for one in proofs.holders(job, run) if one.living and not one.failed]
     return sorted(one.node for one in others if one.node < node)
 
@@ -140,8 +141,9 @@ def _key(row: _Row) -> _Key:
 
 SHARE_S = 2.0
 STEP_S = 1.0
-# The most rows that wait for other nodes, and the most offers of a row to a node: a node that still lacks the proof
-# that this node takes part refuses the row, and has the proof some seconds later.
+# The maximum number of rows that wait to be sent to other nodes, and the maximum number of times that one row is
+# offered to a node. Offers are repeated because a node without the proof that this node takes part refuses the row. It
+# accepts the row some seconds later, when it has the proof.
 MAX_ROWS = 256
 MAX_TRIES = 30
 RETRY_S = 1.0
@@ -160,7 +162,7 @@ class Coordinator:
     """The coordination of this node with the other nodes of its jobs. ``start`` begins the threads that share rows and
     examine claims.
 
-    ``look_s``: seconds between two checks whether a job that another node leads stands still.
+    ``look_s``: this node checks every ``look_s`` seconds whether the jobs that other nodes lead stand still.
     """
 
     def __init__(

@@ -29,9 +29,9 @@ from probing.diagnosis.waits import MAX_PHASE_S
 __all__ = ("MAX_RANKS", "JobFacts", "facts_of")
 
 MAX_RANKS = 1024
-"""The most ranks, and other processes, of a node."""
-# The most difference between the times of a peer's facts and of this node's facts, ns: the peer reads its clock later,
-# before it answers, and the measured offset may be wrong.
+"""The maximum number of ranks, and of other processes, in the facts of a node."""
+# The maximum difference between the times of a peer's facts and of this node's facts, ns. They differ because the peer
+# reads its clock later, before it answers, and because the measured offset may be wrong.
 _APART_NS = 30_000_000_000
 _MAX_MISSING = 64
 _MAX_TEXT = 300
@@ -89,10 +89,10 @@ def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Fac
 
 
 def _phase(facts: Facts, answer: PeerFacts, own: Facts) -> Phase | None:
-    """Returns the phase that a node reports of one of its ranks, by this node's clock.
+    """Returns the phase that a node reports for one of its ranks, on this node's clock.
 
-    None if the phase begins in the future, or if the ranks of this node have stood still for longer than its limit: a
-    node that sets the phase again and again delays a finding by this limit.
+    None if the phase begins in the future, or if the ranks of this node have stood still for longer than the limit of
+    the phase. So a node that sets the phase again and again delays a finding by this limit at most.
     """
     phase = facts.phase
     if phase is None or phase.rank not in {rank.rank for rank in facts.ranks} - {rank.rank for rank in own.ranks}:
@@ -105,7 +105,9 @@ def _phase(facts: Facts, answer: PeerFacts, own: Facts) -> Phase | None:
 
 
 def _missing(node: str, missing: Sequence[Missing], taken: Sequence[Rank]) -> list[Missing]:
-    """Returns the missing facts that a node reports. ``taken``: ranks in its facts that this node has, too."""
+    """Returns the gaps in its facts that a node reports, and a gap for each of ``taken``: ranks in the node's facts
+    that are also on this node.
+    """
     # This node itself knows which nodes do not answer.
     own = [replace(one, text=one.text[:_MAX_TEXT], node=node) for one in missing if one.kind not in ("node", "claim")]
     texts = (f"rank {rank.rank} is on this node, and node {node} has a process of it, too" for rank in taken)
@@ -116,18 +118,19 @@ def _shifted(node: NodeFacts, answer: PeerFacts) -> NodeFacts:
     return replace(node, clock_offset_ns=answer.clock_offset_ns, clock_error_ns=answer.clock_error_ns)
 
 
-# The time for cheap facts, s: for the slowest node, and for each node, since all answers come to this node.
+# The timeout for cheap facts, s: a fixed part for the slowest node, plus a part for each node, because this node has to
+# receive all answers.
 SHALLOW_S, EACH_S = 1.0, 0.002
-# The most nodes whose stacks are read: the nodes of culprits, and of one victim.
+# The maximum number of nodes whose stacks are read: the nodes of culprits, and the node of one victim.
 MAX_DEEP = 4
 MAX_NODES = 1024
-# The most nodes with an unproven claim that the facts name.
+# The maximum number of nodes with an unproven claim that the facts name.
 MAX_CLAIMS = 8
 _MARGIN_S = 0.2
 
 
 class JobFacts:
-    """Gathers the facts of jobs, from all nodes of each job. Safe for many threads."""
+    """Gathers the facts of jobs, from all nodes of each job. Thread-safe."""
 
     def __init__(self, node: str, local: Gatherer, peers: Proofs, rules: Sequence[Rule] = RULES) -> None:
         self._node = node
@@ -165,14 +168,14 @@ class JobFacts:
             alone = self._local.facts(job, run=run, deep=deep, timeout=timeout)
             return [replace(one, missing=(*one.missing, *claims)) if one.run == run else one for one in alone]
         deadline = time.monotonic() + timeout
-        silent = {one.node: "it is failed: its daemon does not answer" for one in holders if one.failed}
+        silent = {one.node: "it is listed as failed: its daemon does not answer" for one in holders if one.failed}
         asked = [one.node for one in holders if not one.failed]
         if len(asked) > MAX_NODES:
             silent |= dict.fromkeys(asked[MAX_NODES:], f"it was not asked: the job has more than {MAX_NODES} nodes")
         asked = asked[:MAX_NODES]
         soon = min(SHALLOW_S + EACH_S * len(asked), timeout)
         calls = self._begin(asked, job, run, deep=False, timeout=soon)
-        # This node's facts are read meanwhile.
+        # This node's facts are read while the other nodes answer.
         read = [one for one in self._local.facts(job, run=run, deep=deep, timeout=timeout) if one.run == run]
         if not read:
             raise NotFound(f"no run {run!r} of job {job!r} is known")

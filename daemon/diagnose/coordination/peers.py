@@ -1,4 +1,4 @@
-"""The calls to other nodes that the coordination needs. ``service`` implements them, by the membership and gRPC."""
+"""The calls to other nodes that the coordination needs. ``service`` implements them with the membership and gRPC."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = (
 _MARGIN_S = 0.2
 _T = TypeVar("_T")
 MAX_ADDRESSES = 4096
-"""The most addresses of each kind in a sight."""
+"""The maximum number of addresses of each kind in a sight."""
 
 
 class Holder(NamedTuple):
@@ -43,7 +43,7 @@ class Holder(NamedTuple):
 class PeerFacts(NamedTuple):
     """The facts of one job on another node: for each run, JSON in the form of ``probing.diagnosis.facts_file``.
 
-    ``clock_offset_ns``: the peer's clock less ours, exact to ``clock_error_ns``.
+    ``clock_offset_ns``: the peer's clock minus this node's clock, exact to ``clock_error_ns``.
     """
 
     parts: Sequence[bytes]
@@ -61,7 +61,7 @@ class Sight(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """The ranks of a run on this node. ``calls``: recorded operations; while the number grows, the job advances.
+    """The ranks of a run on this node. ``calls``: the number of recorded operations; while it grows, the job advances.
     ``world_size``: 0 when not known. ``living``: a process of the run lives on this node."""
 
     ranks: frozenset[int] = frozenset()
@@ -76,16 +76,17 @@ class Holding(NamedTuple):
 
 
 class Peers(Protocol):
-    """The calls to other nodes. Safe for many threads. A call to a node returns at once: all nodes of a job are called
-    at the same time. Its future has the answer, or raises ProbingError, within ``timeout`` seconds or little more.
+    """The calls to other nodes. Thread-safe. A call to a node returns a future at once, so that all nodes of a job can
+    be called at the same time. The future has the answer, or raises ProbingError, within ``timeout`` seconds or little
+    more.
     """
 
     def holders(self, job: str, run: str) -> Sequence[Holder]:
         """Returns the other nodes that claim to have ranks of a run, or had ranks until lately."""
 
     def sight(self, node: str, job: str, run: str, timeout: float) -> Future[Sight]:
-        """Asks for the connections that a node sees of the ranks of a run; the node must answer by its name. A node of
-        an older version shows no connections.
+        """Asks a node which connections of the run's ranks it sees. The node must answer by its own name. A node of an
+        older version shows no connections.
         """
 
     def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> Future[PeerFacts]:
@@ -128,11 +129,11 @@ def plain_address(text: str | None) -> str:
 
 
 LIVING = 1
-"""The bit of a mark that is set while a rank of the job lives on the node."""
+"""The bit of ``job_mark`` that is set while a rank of the run lives on the node."""
 
 
 def job_mark(job: str, run: str, *, living: bool) -> int:
-    """Returns the mark of a run of a job: 64 bits of a hash, the lowest of them ``LIVING``."""
+    """Returns 64 bits that identify a run of a job: a hash, whose lowest bit is replaced by ``living``."""
     text = f"{job}\0{run}".encode(errors="replace")
     number = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
     return number & ~LIVING | (LIVING if living else 0)

@@ -1,12 +1,12 @@
-"""Decides which nodes take part in a run of a job, by the connections of ranks that other nodes see.
+"""Decides which nodes take part in a run of a job, from the connections of ranks that other nodes see.
 
 Any node can claim to have ranks of a job. A claim is proven in two steps: the node answers by its name, and ranks on a
-proven node are, or lately were, connected with one of its addresses. The first proven node is this one. So each proof
-is what the kernel of another node shows, never what a node says about itself. A proven node stays proven until the run
-ends.
+proven node are, or lately were, connected with one of its addresses. This node itself is the first proven node. So each
+proof is what the kernel of another node shows, never what a node says about itself. A proven node stays proven until
+the run ends.
 
-At the begin of a run all claims count: until a rank here has completed its first operation, for which all ranks are
-connected; until connections of the ranks here were read; and for some seconds after that.
+At the beginning of a run all claims count. This ends some seconds after a rank on this node has completed its first
+operation, for which all ranks are connected, and connections of this node's ranks were read.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ from probing.daemon.diagnose.coordination.sight import LocalSights
 __all__ = ("MAX_BEFORE", "Proofs")
 
 MAX_BEFORE = 8
-"""A node looks for no further proofs when this many proven nodes diagnose a job before it does."""
+"""A node stops looking for proofs once this many proven nodes diagnose the job before it does."""
 ASK_S = 1.0
 MAX_ASKED = 16
-# The most rounds of requests to nodes in an examination: each answer may show more nodes.
+# The maximum number of rounds of requests in an examination. One round may not be enough, because each answer may show
+# more nodes.
 _ROUNDS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-# The longest pause while a run is young, s: meanwhile claims count without proof.
+# The maximum pause between two examinations of a young run, s. The pause is short because the claims on a young run
+# count without proof.
 _YOUNG_PAUSE_S = 2.0
-# How long a job may read its data before its first operation, s.
+# The maximum time for which claims count without proof before the first operation, s. It is long because a job may read
+# its data for minutes before its first operation.
 START_S = 600.0
 _MOST_NAMED = 3
 _Key = tuple[str, str]
@@ -61,8 +64,8 @@ class _Run:
 class Proofs:
     """Implements ``Peers``, but returns only holders whose claims count. ``step`` examines the claims that are due.
 
-    ``grace_s``: how long all claims count after the first operation of a run, s. ``trusted``: claims always count. Safe
-    for many threads.
+    ``grace_s``: how long all claims count after the first operation of a run, s. ``trusted``: claims always count.
+    Thread-safe.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Proofs:
             return claims
         wanted = self._wanted(known, {one.node: one for one in claims})
         if any(name not in known.unproven for name in wanted):
-            # A node is new, or a node has failed, so that more nodes matter here.
+            # A node is new, or a node before this node has failed, so this node has to prove more claims.
             known.due = min(known.due, self._now())
         if self._is_young(known):
             return claims
@@ -111,7 +114,9 @@ class Proofs:
         return frozenset(one.node for one in self._peers.holders(job, run)) if (job, run) in self._runs else frozenset()
 
     def takes_part(self, job: str, run: str, node: str) -> bool:
-        """Returns whether another node is proven to have ranks of the run; a claim without proof is examined next."""
+        """Returns whether another node is proven to have ranks of the run. If the proof is missing, the claim of the
+        node is examined next.
+        """
         known = self._runs.get((job, run))
         if known is None or known.whole or node not in self.claims(job, run):
             return False
@@ -214,8 +219,8 @@ class Proofs:
         return self._wanted(known, claims)
 
     def _wanted(self, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
-        """Returns the unproven nodes that matter here: none if enough nodes diagnose the job before this node, else
-        all. Nodes of ``known.unproven``, to which ``takes_part`` adds, come first."""
+        """Returns the unproven nodes to examine. Nodes of ``known.unproven`` come first; ``takes_part`` adds nodes to
+        it. The other unproven nodes follow, unless MAX_BEFORE proven nodes diagnose the job before this node."""
         count = sum(name < self._node and name in known.proven and not claims[name].failed for name in claims)
         names = claims if count < MAX_BEFORE else ()
         named = [name for name in known.unproven if name in claims]
@@ -248,7 +253,7 @@ class Proofs:
 
 def _owners(sights: Mapping[str, Sight], own: Sight) -> dict[str, list[str]]:
     """Returns the owners of each address: the nodes whose daemons answer at the address, else the only node whose ranks
-    use it. An address that ranks of several nodes, or of this node, use proves nothing."""
+    use it. An address that ranks of several nodes or of this node use proves nothing and is left out."""
     owner: dict[str, list[str]] = {}
     for name, sight in sights.items():
         for address in sight.hosts:

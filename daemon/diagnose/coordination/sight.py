@@ -1,4 +1,4 @@
-"""Reads the numbers and the connections of the ranks of a run on this node, as the kernel shows them."""
+"""Reads which ranks of a run are on this node, and which connections of these ranks the kernel shows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ __all__ = ("LocalSights",)
 # How long callers share a reading of a live table, s.
 _FRESH_S = 1.0
 _TIMEOUT_S = 2.0
-# Roles whose connections count: a launcher holds the store at which the ranks of other nodes meet.
+# Roles whose connections count. Launchers are among them because a launcher hosts the store to which the ranks of other
+# nodes connect.
 _ROLES = frozenset(("trainer", "launcher"))
 _Key = tuple[str, str]
 
 
 class LocalSights:
-    """Reads ``net.sockets`` and ``comm.progress``. Safe for many threads."""
+    """Reads ``net.sockets`` and ``comm.progress``. Thread-safe."""
 
     def __init__(self, collector: Collector, now: Callable[[], float] = time.monotonic) -> None:
         self._collector = collector

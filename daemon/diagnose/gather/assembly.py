@@ -44,7 +44,7 @@ _Cut = Callable[[Rank], Rank]
 
 
 def fitted(rank: Rank) -> tuple[Rank, list[Missing]]:
-    """Returns ``rank`` with at most RANK_BYTES in JSON, and the facts that were left out, as missing."""
+    """Returns ``rank``, cut to at most RANK_BYTES of JSON, and a ``Missing`` for each kind of facts left out."""
     missing = []
     for kind, name, cut in _CUTS:
         if size_of(rank) <= RANK_BYTES:
@@ -162,8 +162,9 @@ _ENV = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The rows and readings of a job. ``live`` and ``devices``: rows by table; ``rows`` and ``hardware``: rows by the
-    names of ``statements`` and ``hardware_statements``. ``phase_limits``: seconds by phase."""
+    """The rows and readings of a job. ``live`` and ``devices``: rows by table. ``rows`` and ``hardware`` map the name
+    of each statement, a key of ``statements()`` or ``hardware_statements()``, to its rows. ``phase_limits``: seconds by
+    phase."""
 
     node: str
     job: str
@@ -221,7 +222,7 @@ def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) 
 
 
 def _phase(gathered: Gathered, progress: Iterable[Row]) -> Phase | None:
-    """Returns the phase that may last longest of the ranks that live."""
+    """Returns the phase that may last longest among the phases of living ranks."""
     phases = [
         Phase(row["phase"], row["rank"], row["phase_since"], gathered.phase_limits.get(row["phase"], 0.0))
         for row in progress
@@ -307,7 +308,7 @@ def _endpoints(rows: Sequence[Row]) -> dict[Key, tuple[Endpoint, ...]]:
     for row in sorted(rows, key=lambda row: _FIRST.get(row["state"], len(_FIRST))):
         place = row["local_address"], row["local_port"]
         known = found[Key.of(row)].get(place)
-        # An open endpoint replaces a closed endpoint, which an earlier use of the port has left.
+        # An open endpoint replaces a closed endpoint that an earlier use of the port left.
         if known is None or known.closed:
             found[Key.of(row)][place] = Endpoint(*place, row["state"] == "closed")
     return {key: tuple(own.values())[:_MAX_ENDPOINTS] for key, own in found.items()}
@@ -320,7 +321,7 @@ def _state(one: JobProcess) -> str:
 def _chosen(helpers: Sequence[JobProcess], parent: JobProcess) -> list[JobProcess]:
     """Returns the helpers that run or failed, the failed helpers first.
 
-    A helper that is older than ``parent`` had another parent, of the same pid.
+    Helpers that started before ``parent`` are left out: their parent was an earlier process with the same pid.
     """
     own = [one for one in helpers if one.key.start_ns >= parent.key.start_ns and (one.alive or _failed(one.exit))]
     return sorted(own, key=lambda one: (one.exit is None, one.key.start_ns))[:_MAX_HELPERS]
@@ -331,7 +332,7 @@ def _failed(end: Exit | None) -> bool:
 
 
 def _listed(others: Iterable[JobProcess], mine: Iterable[JobProcess]) -> list[JobProcess]:
-    """Returns the processes that are no helpers of a trainer."""
+    """Returns the processes that are not helpers of a trainer."""
     trainers = {one.key.pid for one in mine if one.role == "trainer"}
     listed = [one for one in others if one.role in ("trainer", "launcher") or one.ppid not in trainers]
     return listed[:_MAX_PROCESSES]

@@ -19,9 +19,10 @@ from probing.diagnosis.facts import Condition
 
 __all__ = ("EarlierReadings", "conditions_of", "idle_cpus_of", "read_conditions")
 
-# How long a reading is kept, ns: longer than the time between two looks at a slow job.
+# How long a reading is kept, ns. It is longer than the time between two looks at a slow job, so that the next look can
+# use the reading.
 _OLDEST_NS = 90_000_000_000
-# The least time between two readings whose differences count, ns.
+# The minimum time between two readings whose differences count, ns.
 _LEAST_NS = 1_000_000_000
 _MAX_JOBS = 64
 _NAMES = [field.name for field in fields(Condition)]
@@ -34,7 +35,7 @@ _FREE = 0.3
 
 
 class EarlierReadings:
-    """Keeps a reading of each job, so that the next look can compute the changes since. Safe for many threads.
+    """Keeps a reading of each job, so that the next look can compute what changed since then. Thread-safe.
 
     A reading is an answer of ``read_conditions``.
     """
@@ -49,8 +50,8 @@ class EarlierReadings:
             self._keep(job, reading)
 
     def extend(self, job: str, readings: Sequence[_Reading]) -> list[_Reading]:
-        """Returns the kept reading and the last of ``readings``; ``readings`` alone if no reading from 1 to 90 s before
-        is kept.
+        """Returns the kept reading and the last of ``readings``, if the kept reading is 1 to 90 s older; else
+        ``readings`` alone.
 
         Keeps the last of ``readings`` for later looks when the kept reading is older than 45 s, or absent.
         """

@@ -34,7 +34,8 @@ _LIVE = ("process.processes", "comm.progress", "comm.inflight")
 _DEEP = ("process.envs", "net.sockets")
 _MAX_JOBS = 64
 _PARALLEL = 4
-# A job that failed within this time is among all jobs. Operations are read back to this time at most.
+# Jobs that failed within this time are listed with the jobs that run. This time also limits the span over which the
+# last operations are read.
 _LATELY_NS = 600 * SECOND_NS
 # For a job that advances: samples within this time are compared with older samples.
 _RECENT_NS = 30 * SECOND_NS
@@ -56,9 +57,9 @@ class _Request:
 
 
 class Gatherer:
-    """Gathers the facts of jobs on this node. Safe for many threads. ``stall_s``: a job counts as stalled after this
-    time without an operation, s. ``phase_limits``: how long the phases may last that labels name, s. ``absences``
-    returns why ranks of a job do not run, as the launchers of its group report it.
+    """Gathers the facts of jobs on this node. Thread-safe. ``stall_s``: a job counts as stalled after this time without
+    an operation, s. ``phase_limits``: how long each phase that a label can name may last, s. ``absences`` returns why
+    ranks of a job do not run, as the launchers of its group report it.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Gatherer:
 
     def standing(self, job: str, *, timeout: float) -> Hashable:
         """Returns where the processes of a job stand: their operations in flight, and the Python lines of the threads
-        that train. It costs a tenth of ``facts``. None if any of this cannot be read.
+        that train. This call costs a tenth of a call of ``facts``. None if any of this cannot be read.
 
         ``timeout`` in seconds.
         """
@@ -115,8 +116,8 @@ class Gatherer:
         QueryTimeout if the list of jobs cannot be read.
         """
         deadline = time.monotonic() + timeout
-        # The time is taken first: on a busy machine the rest takes seconds, in which a job that goes on would seem to
-        # have stopped.
+        # The time is taken before the facts are read, which takes seconds on a busy machine. With a later time, a job
+        # that goes on would seem to have stopped.
         taken_ns = self._now_ns()
         live, missing = live_rows(self._collector, (*_LIVE, *(_DEEP if deep else ())), deadline)
         devices, lacking = live_rows(self._collector, hardware.LIVE, deadline)
@@ -131,7 +132,7 @@ class Gatherer:
         request = replace(request, missing=(*request.missing, *unlisted))
 
         def of_one(name: str) -> list[Facts]:
-            # NotFound: a job that has ended by now, or of which only the launcher was seen.
+            # NotFound: the job has ended by now, or only its launcher was seen.
             with suppress(NotFound):
                 try:
                     return self._job(name, request)
@@ -146,7 +147,7 @@ class Gatherer:
             return [one for found in pool.map(of_one, names) for one in found]
 
     def hardware(self, *, timeout: float) -> Facts:
-        """Returns the hardware of this node, as facts of no job and without ranks. ``timeout`` in seconds."""
+        """Returns the hardware of this node, in facts without a job and without ranks. ``timeout`` in seconds."""
         deadline, now = time.monotonic() + timeout, self._now_ns()
         devices, missing = live_rows(self._collector, hardware.LIVE, deadline)
         rows, lacking = query_rows(self._engine, hardware.hardware_statements("", now), deadline)
@@ -184,7 +185,7 @@ class Gatherer:
         asked = statements(job, window, [one.key.pid for one in trainers], _leaders(trainers), deep=request.deep)
         rows, missing = query_rows(self._engine, asked, deadline)
         parts, lacking = query_rows(self._engine, hardware.hardware_statements(job, until), deadline)
-        # If the events cannot be read, the ends of the last minutes are known from comm.progress.
+        # If the events cannot be read, comm.progress still shows which processes ended in the last minutes.
         known = with_events(known, rows.get("events", ()), live.get("comm.progress", ()))
         history = histories(rows)
         read = readings.result() if readings else ReadingResult()
@@ -215,7 +216,7 @@ class Gatherer:
         return [facts_of_run(gathered, name, own) for name, own in runs.items()]
 
     def _watched(self, deadline: float) -> tuple[int | None, list[Missing]]:
-        """Returns the time since which the collector watches, UTC ns, and a missing fact if its probes are paused."""
+        """Returns when the collector started, UTC ns, None if unknown; and a missing fact if its probes are paused."""
         try:
             status = self._collector.status(seconds_left(deadline))
             since, paused = int(status["started_ns"]), status.get("state") == "paused"
@@ -232,7 +233,8 @@ class Gatherer:
         if not read.conditions:
             return {}, {}, None
         try:
-            # The last half of a second of a job that advances says little about its last minute.
+            # While a job advances, its conditions are compared with those of an earlier look: the two readings of one
+            # look are a fraction of a second apart, so they say little about the last minute.
             pair = read.conditions if window.still else self._earlier.extend(job, read.conditions)
             waits = {Key.of(one): one.get("thread_waits") or () for one in pair[-1]["processes"]}
             first = pair[0] if len(pair) > 1 else None
@@ -281,8 +283,8 @@ def _leaders(trainers: Iterable[JobProcess]) -> list[int]:
 
 
 def _runs(known: Iterable[JobProcess], run: str, now_ns: int) -> dict[str, list[JobProcess]]:
-    """Returns the processes by run: of ``run``, else of the runs that live or failed lately, else of the run that ended
-    last.
+    """Returns processes by run: those of ``run`` if it is given. Otherwise those of the runs that live or failed
+    lately; if there is no such run, those of the run that ended last.
     """
     own: dict[str, list[JobProcess]] = {}
     for one in known:

@@ -25,10 +25,11 @@ __all__ = ("LIVE", "hardware_of", "hardware_statements")
 LIVE = ("gpu.devices", "rdma.qps")
 """Live tables that ``hardware_of`` reads."""
 _SECOND_NS = 1_000_000_000
-# How long before the end values, rises of counters, and events are read.
+# How far back values, increases of counters, and events are read, ns.
 _VALUES_NS, _RISES_NS, _EVENTS_NS = 60 * _SECOND_NS, 120 * _SECOND_NS, 3600 * _SECOND_NS
 _USUAL = "'ecc_single_bit', 'pstate', 'clocks', 'power_source', 'throttled', 'unthrottled', 'link_up', 'gpu_back'"
-# Kinds of kernel lines that are left out: programs wrote them, or other rules know more about ended processes.
+# Kinds of kernel lines that are left out, because they show no fault of the hardware. Other rules judge ended
+# processes.
 _OF_PROGRAMS = "'other', 'oom', 'oom_kill', 'segfault', 'page_allocation', 'link_up'"
 _RISING = (
     "link_downed",
@@ -54,7 +55,7 @@ def hardware_statements(job: str, until_ns: int) -> dict[str, str]:
 
     of_job = f"job = {sql_text(job)}"
     nvlink = f"kind = 'xid' AND code BETWEEN {min(NVLINK_CODES)} AND {max(NVLINK_CODES)}"
-    # A disk has no rows for the time in which it is idle.
+    # A disk has no rows for the time in which it is idle, so its share is taken of at least the whole window.
     whole = f"CASE WHEN sum(wall_ns) > {_VALUES_NS} THEN sum(wall_ns) ELSE {_VALUES_NS} END"
     rises = ", ".join(f"sum({name}_new) AS {name}" for name in _RISING)
     return {
@@ -113,10 +114,10 @@ FROM host.file_systems WHERE {since(_RISES_NS)} AND (scope = 'node' OR {of_job})
 
 
 def hardware_of(rows: Rows, live: Rows, ranks: Mapping[Key, int]) -> Hardware:
-    """Returns the facts of the hardware, with the ranks that use each part. ``rows``: the rows by the names of
-    ``hardware_statements``.
+    """Returns the facts of the hardware, with the ranks that use each part.
 
-    ``ranks``: the number of each rank of the run on this node.
+    ``rows`` maps the name of each statement, a key of ``hardware_statements()``, to its rows. ``ranks``: the number of
+    each rank of the run on this node.
     """
     devices = _numbered(live.get("gpu.devices", ()))
     return Hardware(
@@ -162,7 +163,7 @@ def _gpus(rows: Rows, devices: Sequence[Row], ranks: Mapping[Key, int]) -> tuple
 
 
 def _numbered(devices: Sequence[Row]) -> list[Row]:
-    """Returns the devices without those that are gone and whose number another GPU has now."""
+    """Returns the devices. A device that is gone, and whose number another GPU has now, is left out."""
     listed = {row["device_id"] for row in devices if row["state"] != "gone"}
     return [row for row in devices if row["state"] != "gone" or row["device_id"] not in listed]
 
@@ -173,8 +174,8 @@ def _fabric(device: Row) -> str | None:
 
 
 def _events(rows: Rows, devices: Sequence[Row]) -> tuple[HardwareEvent, ...]:
-    # The driver reports an XID to NVML and to the kernel log. NVML's event has the number of the GPU; the kernel's line
-    # has more about errors of NVLink 5.
+    # The driver reports an XID to NVML and to the kernel log, and only one report is kept. NVML's event is preferred,
+    # because it has the number of the GPU. For errors of NVLink 5 the kernel's line is preferred, because it says more.
     driver, kernel = list(_gpu_events(rows)), list(_kernel_events(rows, devices))
     said = {_xid_of(event) for event in kernel if event.code in NVLINK_CODES and event.gpu is not None}
     known = {_xid_of(event) for event in driver if event.kind == "xid"} - said

@@ -1,4 +1,4 @@
-"""Reads the steps, series of values, samples and lines of the ranks of a run from stored rows."""
+"""Reads the steps, series of values, samples and log lines of the ranks of a run from stored rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class History:
 
 
 def histories(rows: Rows) -> defaultdict[Key, History]:
-    """Returns the history of each process. ``rows``: the rows by the names of ``statements``."""
+    """Returns the history of each process. ``rows`` maps the name of each statement, a key of
+    ``statements.statements()``, to its rows."""
     found: defaultdict[Key, History] = defaultdict(History)
     for row in rows.get("steps", ()):
         step = Step(row["step"], row["started_ns"], row["duration_ns"], row["comm_ns"], row["wait_ns"])
@@ -77,14 +78,14 @@ def _add_series(found: defaultdict[Key, History], rows: Iterable[Row], name: Cal
 
 
 def _thinned(points: Sequence[_T]) -> Sequence[_T]:
-    """Returns at most _MAX_VALUES of ``points`` at even distances, including the last point."""
+    """Returns at most _MAX_VALUES of ``points``, evenly spaced and including the last point."""
     every = -(-len(points) // _MAX_VALUES)
     return points[(len(points) - 1) % every :: every]
 
 
 def _device_totals(rows: Iterable[Row]) -> Sequence[Row]:
-    """Returns the sum of the bytes of all allocating stacks of a process at each change of a stack. Before its first
-    row a stack counts with the bytes of that row, as its earlier bytes are unknown."""
+    """Returns, for each row, the total bytes of all allocating stacks of its process at that time. Before the first row
+    of a stack its bytes are unknown; the bytes of its first row are used for that time."""
     own: dict[Key, list[Row]] = defaultdict(list)
     for row in rows:
         own[Key.of(row)].append(row)

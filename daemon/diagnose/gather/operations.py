@@ -15,7 +15,7 @@ _TEXT = 200
 _MAX_OPEN = 64
 # How far the times of one operation in two tables may differ, ns: the wall clock may be set between two readings.
 _SAME_NS = 50_000_000
-# Threads that call at the same time may be seen in another order than that of their numbers, by this many at most.
+# Calls that threads make at the same time may be seen out of order. Their numbers then differ by at most this value.
 _REORDERED = 8
 
 
@@ -132,7 +132,8 @@ def _called(one: Operation) -> int:
 
 def _made_again(operations: Iterable[Operation], counted: Mapping[str, Row]) -> dict[str, int]:
     """Returns, for each process group that was destroyed and made again, when the first operation of the new group was
-    called, UTC ns: it has the name of the old group, and its numbers start again. ``operations``: by time of call."""
+    called, UTC ns. The new group has the name of the old group, so only its numbers, which start again, show it.
+    ``operations``: sorted by time of call."""
     made: dict[str, int] = {}
     seen: dict[str, dict[int, int]] = defaultdict(dict)
     highest: dict[str, int] = {}
@@ -197,9 +198,9 @@ class Losses:
                 self._attached.setdefault(row["pid"], []).append(row)
 
     def seen_from(self, one: JobProcess, attached_ns: int | None) -> int | None:
-        """Returns the time since which operations of a process are recorded, UTC ns; None: from its start.
-        ``attached_ns``: the column of comm.progress."""
-        # A row about an earlier process of the same pid is older than this process.
+        """Returns when the recording of a process's operations began, UTC ns; None: at its start. ``attached_ns``: the
+        column of comm.progress."""
+        # Rows older than this process are left out: they are about an earlier process with the same pid.
         own = (row["until_ns"] for row in self._attached.get(one.key.pid, ()))
         times = [at for at in own if at >= (one.started_ns or 0)]
         return max([*times, *([attached_ns] if attached_ns is not None else [])], default=None)

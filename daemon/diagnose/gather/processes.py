@@ -87,7 +87,7 @@ def known_processes(rows: Iterable[Row], job: str, now_ns: int) -> dict[Key, Job
 
 def with_events(known: Mapping[Key, JobProcess], rows: Iterable[Row], progress: Iterable[Row]) -> dict[Key, JobProcess]:
     """Returns ``known`` with exits added, and with processes that ended. ``rows``: rows of ``statements.events``;
-    ``progress``: rows of comm.progress, which shows an exit first."""
+    ``progress``: rows of comm.progress, which show an exit earlier."""
     found = dict(known)
     for row in rows:
         key = Key.of(row)
@@ -120,8 +120,8 @@ def ranked(processes: Iterable[JobProcess], places: Iterable[Row]) -> Ranked:
     """Returns the process of each rank. ``places``: rows with the comm_rank and comm_size of processes.
 
     A trainer without a known rank gets its rank in its largest communicator. If two processes claim one rank, a living
-    process goes before an ended process, then the process that shares communicators, parent or container with more
-    other ranks, and then the newer process. While both processes live, both are kept.
+    process takes precedence over an ended process, then the process that shares communicators, parent or container with
+    more other ranks, and then the newer process. While both processes live, both are kept.
     """
     rows = list(places)
     widest = _widest(rows)
@@ -144,13 +144,13 @@ def ranked(processes: Iterable[JobProcess], places: Iterable[Row]) -> Ranked:
 
 
 def _contested(best: JobProcess, other: JobProcess, shared: Mapping[Key, int]) -> str:
-    """Returns why ``best`` is the rank that ``other`` claims, too."""
+    """Returns a text that says why ``best`` is taken for the rank that both ``best`` and ``other`` claim."""
     older, newer = sorted((best, other), key=_age)
     claim = f"pids {older.key.pid} and {newer.key.pid} both claim rank {best.rank}"
     if shared[best.key] > shared[other.key]:
         count = shared[best.key]
         ranks = f"{count} other rank{'s' if count > 1 else ''}"
-        return f"{claim}; pid {best.key.pid} counts, which shares communicators, parent or container with {ranks}"
+        return f"{claim}; pid {best.key.pid} counts: it shares communicators, parent or container with {ranks}"
     return f"{claim}; the newer one counts"
 
 
@@ -160,7 +160,8 @@ def _companions(trainers: Sequence[JobProcess], rows: Sequence[Row]) -> dict[Key
         if row["comm"] is not None and Key.of(row) in ties:
             ties[Key.of(row)].add(("comm", row["comm"]))
     for own in ties.values():
-        # Unrelated processes have these in common: an unknown parent, the parent with pid 1, and no container.
+        # Unrelated processes may also have these in common, so they do not count: an unknown parent, the parent with
+        # pid 1, and no container.
         own -= {("parent", None), ("parent", 1), ("box", None)}
     return dict(zip(ties, companions([(one.rank, ties[one.key]) for one in trainers]), strict=True))
 

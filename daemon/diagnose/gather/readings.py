@@ -24,7 +24,7 @@ __all__ = ("ReadingResult", "Readings", "TimeOuts")
 
 # The time between two readings, s.
 APART_S = 0.25
-# The number of processes whose native stacks are read.
+# The maximum number of processes whose native stacks are read.
 MAX_NATIVE = 8
 # The timeout of a reading, s: a process that does not answer must not use up the time of all other processes.
 _READ_S = 2.0
@@ -149,7 +149,8 @@ class Readings:
         time.sleep(min(APART_S, max(0.0, self._deadline - time.monotonic())))
 
 
-# torch/distributed/distributed_c10d.py of 2.13: the name of each group; for gloo it is also the communicator.
+# In torch 2.13, distributed_c10d._pg_names maps each process group to its name. For gloo, that name is also the value
+# of ``comm``.
 _GROUPS = "module:torch.distributed.distributed_c10d._pg_names"
 _GROUP = re.compile(r"ProcessGroup\(rank=\d{1,9}, size=\d{1,9}, (gloo|nccl), timeout=(\d{1,12}) ms\): '([^']{1,128})'")
 _MAX_KNOWN = 1024
@@ -159,8 +160,8 @@ _MS = 1_000_000
 
 
 class TimeOuts:
-    """Keeps the time-outs of processes. A process is read again when it waits in a communicator that it did not wait in
-    before. Safe for many threads."""
+    """Keeps the time-outs of processes. A process is read again when it waits in a communicator in which it did not
+    wait before. Thread-safe."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -200,10 +201,12 @@ class TimeOuts:
 
 
 def _time_outs(text: str, comms: Mapping[str, str]) -> tuple[TimeOut, ...]:
-    """Returns the time-out of each of ``comms``, a communicator -> backend mapping, by the groups in ``text``."""
+    """Returns the time-out of each communicator in ``comms``, according to the groups in ``text``. ``comms``: the
+    backend by communicator.
+    """
     groups = {name: (backend, int(ms)) for backend, ms, name in _GROUP.findall(text)}
     # NCCL's communicators and the groups have different names. The names do not matter if all groups of a backend have
-    # the same time-out. A text that was cut lacks groups.
+    # the same time-out. They do matter if the text was cut, because groups are then missing.
     whole = text.count("ProcessGroup(") == len(groups) and text.endswith("}") and "..." not in text
     alike = set(groups.values()) if whole else set()
     found = []

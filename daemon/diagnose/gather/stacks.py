@@ -18,7 +18,8 @@ from probing.diagnosis.facts import Frame, Thread
 __all__ = ("MAX_FRAMES", "lines_of", "threads_of_processes")
 
 MAX_FRAMES = 64
-# The number of outer Python frames that are kept of a deeper stack: they show the user's code.
+# The number of outer Python frames that are kept of a stack with more than MAX_FRAMES frames: they show the user's
+# code.
 _OUTER = 16
 _MAX_THREADS = 16
 _MAX_VALUES = 12
@@ -72,7 +73,9 @@ def lines_of(stacks: Iterable[ProcessStacks]) -> Hashable:
 
 
 def _order(thread: Thread) -> tuple[bool, bool, bool, int]:
-    """Returns the sort key of a thread: kept threads come first. torch has a hundred threads that run no Python."""
+    """Returns the sort key of a thread. The threads that should be kept come first. torch has a hundred threads that
+    run no Python.
+    """
     return not thread.main, not thread.gil, all(frame.native for frame in thread.frames), thread.tid
 
 

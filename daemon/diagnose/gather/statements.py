@@ -13,10 +13,11 @@ __all__ = ("DAY_NS", "SECOND_NS", "Window", "events", "failed_jobs", "statements
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
 DAY_NS = 24 * HOUR_NS
-# The most ended operations that are read for a rank and communicator.
+# The maximum number of ended operations that are read for each rank and communicator.
 _OPERATIONS = 64
 _WHO = "pid, start_ns"
-# The most stacks of a main thread, and the most inner frames of each stack, that are read.
+# The maximum number of stacks that are read for each main thread, and the maximum number of innermost frames that are
+# read for each stack.
 _TOP = 6
 _FRAMES = 32
 
@@ -24,8 +25,8 @@ _FRAMES = 32
 @dataclass(frozen=True, slots=True)
 class Window:
     """The times between which rows are read, UTC ns. ``until``: now, or the end of a job that ended. ``operations``:
-    the time of the oldest operations. ``stalled``: samples after it are recent, samples before it are past. ``still``:
-    no rank of the job advances."""
+    operations are read from this time on. ``stalled``: samples after it are recent, samples before it are past.
+    ``still``: no rank of the job advances."""
 
     until: int
     operations: int
@@ -43,7 +44,7 @@ SELECT DISTINCT job FROM process.events WHERE ts > {_at(since_ns)} AND event = '
 
 def events(job: str, since_ns: int) -> str:
     """Returns the statement that makes a row for each process of a job from its events."""
-    # The column ``detail`` of an identity is JSON that the daemon made.
+    # The column ``detail`` of an ``identified`` event is JSON that the daemon made.
     number = "try_cast(arg_max(detail ->> '$.{0}', ts) FILTER (WHERE event = 'identified') AS BIGINT) AS {0}".format
     return f"""
 SELECT run, {_WHO}, arg_max(role, ts) AS role, arg_max(rank, ts) AS rank,
@@ -151,8 +152,8 @@ ORDER BY share DESC LIMIT 16384
 
 
 def _since(of_job: str, window: Window) -> str:
-    """Returns the statement for the innermost frame of each thread that trains, and the time of the first sample since
-    which all samples show the frame.
+    """Returns the statement for the innermost frame of each thread that trains. ``since_ns`` in its rows is the time of
+    a sample; this sample and all later samples show the frame.
     """
     return f"""
 WITH own AS (

@@ -64,7 +64,8 @@ def query_rows(
 ) -> tuple[dict[str, list[Row]], list[Missing]]:
     """Returns the rows of each statement by its name, all from one snapshot, and the missing facts.
 
-    No statement may return a row when its tables are empty.
+    If the tables of a statement are empty, the statement is not run (``rows_only``). So it must be a statement that
+    returns no row for empty tables.
     """
     found: dict[str, list[Row]] = {}
     missing = []

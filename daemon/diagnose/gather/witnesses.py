@@ -65,8 +65,8 @@ def add_witnesses(
     flight_rows: Iterable[_Row],
     error_rows: Iterable[_Row] = (),
 ) -> tuple[list[Rank], list[Communicator], list[Missing]]:
-    """Returns the ranks with the facts of the witnesses, the communicators, including those that only RAS lists, and
-    missing facts.
+    """Returns the ranks, with the facts of the witnesses added; the communicators, including communicators that only
+    RAS lists; and missing facts.
 
     The rows come from ``RAS_SQL``, ``FLIGHT_SQL`` and ``ERRORS_SQL``.
     """

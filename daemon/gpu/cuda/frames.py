@@ -14,8 +14,8 @@ from probing.daemon.source import ProcessKey
 
 __all__ = ("Frames",)
 
-# How long a read of maps may take, if the process does not answer, and all reads of a round together, s: the rows of
-# all processes wait for them.
+# Timeouts, s: of one read of maps, including the wait for a free reader; of the part of a read in which the process
+# blocks the reader; and of all reads of a round together. The rows of all processes wait for these reads.
 READ_TIMEOUT_S, PATIENCE_S, ROUND_S = 2.0, 0.5, 2.0
 MAX_PROCESSES = 64
 MAX_NAME = 80
@@ -78,8 +78,8 @@ class Frames:
     def _refresh(self, key: ProcessKey) -> None:
         self._read.add(key)
         try:
-            # Return addresses are in mappings of code, of which the reader gives 1,024 at most. All mappings of some
-            # processes would fill the collector's memory: one can have 65,536.
+            # The reader returns only mappings of code, where return addresses are, and at most 1,024. A process can
+            # have 65,536 mappings, and all of them would fill the collector's memory.
             answer = self._readers.call(
                 "maps", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S, patience=PATIENCE_S, names=[""]
             )

@@ -67,8 +67,8 @@ class LaunchRows:
         self._lost = 0
 
     def begin(self) -> bool:
-        """Starts the first interval: launches that were counted before now are not reported. Returns whether there are
-        any.
+        """Starts the first interval: launches that were counted before now are not reported. Returns whether there were
+        such launches.
         """
         self._lost = self._lost_now()
         pids, starts, counts = self._read()
@@ -117,7 +117,8 @@ class LaunchRows:
 SUMS, LIVE, STACKS, LOST = "cuda_memory_sums", "cuda_memory_live", "cuda_memory_stacks", "cuda_memory_lost"
 COUNTED = "cuda_memory_processes"
 MAX_STACKS = 4096
-# The most rows of a report, half a kilobyte each: a process that allocates with ever new stacks must not fill the log.
+# The maximum number of rows of a report, half a kilobyte each: a process that allocates with ever new stacks must not
+# fill the log.
 MAX_ROWS = 4096
 _MOST = (1 << 63) - 1
 _COUNTED = ("allocations", "frees", "bytes", "errors")
@@ -143,7 +144,7 @@ class MemoryRows:
 
     def begin(self, mono_ns: int) -> bool:
         """Starts the first interval: allocations that were counted before now are not reported, since the previous
-        daemon may have reported them. Returns whether there are any.
+        daemon may have reported them. Returns whether there were such allocations.
         """
         keys, sums = self._maps[SUMS].items()
         self._reported = {key.tobytes(): row for key, row in zip(keys, sums, strict=True)}
@@ -152,8 +153,8 @@ class MemoryRows:
         return bool(self._reported)
 
     def changed(self, pair: ClockPair) -> pa.RecordBatch:
-        """Returns a row for each sum that has changed since the last call, MAX_ROWS at most: then the processes take
-        turns.
+        """Returns a row for each sum that has changed since the last call, at most MAX_ROWS. If more sums changed, the
+        processes take turns.
         """
         self._frames.begin_round()
         keys, sums = self._maps[SUMS].items()
@@ -211,7 +212,8 @@ class MemoryRows:
             "caller": next((frame for frame in frames if not is_cudart(frame.encode())), None),
             "frames": frames,
             "interval_ns": pair.mono_ns - self._since,
-            # Other threads allocate while the sums are read: a free may be seen before its allocation.
+            # Other threads allocate while the sums are read. These sums can be negative, because a free may be seen
+            # before its allocation.
             "live": _signed(now["live"]),
             "live_bytes": _signed(now["live_bytes"]),
             **counted,

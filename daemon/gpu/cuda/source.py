@@ -1,4 +1,4 @@
-"""The source of calls of the CUDA runtime: places probes on libcudart, and turns their records and maps into rows.
+"""The source of calls of the CUDA runtime: attaches probes to libcudart, and makes rows from their records and maps.
 
 The same probes see when the collectives on a stream are done. They then close the open operations in the kernel, and
 the source of collectives writes the rows of the closed operations.
@@ -57,18 +57,21 @@ __all__ = ("OBJECTS", "OPTIONAL", "RING", "CudaSource")
 OBJECTS = ("cuda",)
 OPTIONAL = ("cuda_memory",)
 RING = "cuda_syncs"
-# Operations are closed after this time if nobody queries their stream, as with a statically linked runtime.
+# Open operations are closed after this time, ns, if nobody queries their stream. That happens with a statically linked
+# runtime, whose calls are not seen.
 GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
-# Other maps with tgid and start_ns in their keys. The next program of a process would take an old entry for its own.
+# Further maps with tgid and start_ns in their keys. Their entries are deleted when a program ends: after an exec the
+# next program has the same key, and would take an old entry for its own.
 _OF_PROGRAM = ("cuda_events", "cuda_captures_of")
-# The time between two looks for processes that ended and were never identified, s.
+# The interval at which the maps are searched for processes that ended without having been identified, s.
 _CHECK_S = 10.0
 _KEY = struct.Struct("<QQQ")
-# The most runs of the program that closes the open operations of a stream; a run closes 256 of at most 1,024.
+# The maximum number of runs of the program that closes the open operations of a stream. A run closes 256 of at most
+# 1,024 operations.
 _REST_RUNS = 32
-# How long CUDA events are not used after a probe was off, ns: longer than the time between two rounds, even on a busy
-# machine.
+# After a round in which a probe was off, the programs do not use CUDA events that are recorded within this time, ns. It
+# is longer than the time between two rounds, even on a busy machine.
 _DISTRUST_NS = 5_000_000_000
 _log = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class CudaSource(Source):
     """The calls of the CUDA runtime. ``symbols`` finds symbols by name in the file at a descriptor; ``options`` returns
     the current configuration.
 
-    Safe for several threads. Maps are read by a thread of its own, which ``tick`` wakes once a second.
+    Thread-safe. The source reads the maps in a thread of its own, which ``tick`` wakes once a second.
     """
 
     name = "cuda"
@@ -176,13 +179,13 @@ class CudaSource(Source):
         if self._memory is not None:
             counted["cuda.memory"] = self._memory.begin(pair.mono_ns)
         for table in (table for table, some in counted.items() if some):
-            reason = "what was counted since the last rows of the daemon before is not known"
+            reason = "the counts since the last rows of the previous daemon are unknown"
             self._sink.lost(Loss(self.name, table, "kernel", reason, pair.real_ns, pair.real_ns))
         self._next_memory = time.monotonic() + self._config.memory_interval_s
         self._thread.start()
 
     def finish(self) -> None:
-        """Stops the thread, and puts the rows of what was counted since its last round."""
+        """Stops the thread, and sends the counts since its last round to the sink."""
         self._end_thread()
         self.round(self._clock.pair())
 
@@ -254,7 +257,7 @@ class CudaSource(Source):
                         if (identity, group.name) not in self._links:
                             self._place(group, fd, identity)
                 except ProbingError as e:
-                    # The libraries of the others get their probes.
+                    # The other libraries still get their probes.
                     failed = failed or e
             if failed is not None:
                 raise failed
@@ -277,8 +280,9 @@ class CudaSource(Source):
         self._ended.append(process.key)
 
     def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
-        """Queues a process whose program ended by exec, and with it its streams, events and memory, unless its entries
-        are of the new program: entries have no time of their own.
+        """Queues a process whose program called exec at ``mono_ns``: the streams, events and memory of that program are
+        gone. Does nothing if entries of the process were first seen after the exec, because these belong to the new
+        program.
         """
         seen = self._seen.get((pid, start_ns))
         if seen is not None and seen < mono_ns:
@@ -295,14 +299,14 @@ class CudaSource(Source):
         maps = self._session.maps
         found = processes_in(maps[_STREAMS]) | processes_in(maps[COUNTS])
         if self._memory is not None:
-            # Each process with other elements has one here.
+            # Each process with entries in the other maps of memory has an entry in this map.
             found |= processes_in(maps[COUNTED])
         pids, values = maps[_PROCESSES].items()
         return found | {(int(pid), int(value["start_ns"])) for pid, value in zip(pids, values, strict=True)}
 
     def close_rest(self) -> int:
-        """Closes the done operations that one hit of a probe left open, because there were too many. Returns the number
-        of closed operations.
+        """Closes finished operations that a hit of a probe left open because it could not close so many. Returns the
+        number of closed operations.
         """
         keys, _ = self._session.maps[_RESTS].items()
         return sum(self._close("cuda_close_rest", key) for key in keys)
@@ -364,7 +368,7 @@ class CudaSource(Source):
                     self._next_check = time.monotonic() + _CHECK_S
                     self.started(is_alive)
                 self.round(self._clock.pair(), memory=due)
-            except Exception:  # an error with one process must not stop the rows of the others
+            except Exception:  # an error with one process must not stop the rows of the other processes
                 _log.exception("reading the CUDA maps failed")
 
     def _put(self, table: str, batch: pa.RecordBatch) -> None:
@@ -372,7 +376,9 @@ class CudaSource(Source):
             self._sink.put(table, batch)
 
     def _forget(self, ended: set[tuple[int, int]]) -> int:
-        """Drops the state of processes that ended. Returns the number of rows that they still had."""
+        """Drops the state of processes that ended. Returns the number of their sums for which the last report had no
+        room.
+        """
         maps = self._session.maps
         for pid, start_ns in ended:
             value = maps[_PROCESSES].lookup(pid)
@@ -387,9 +393,11 @@ class CudaSource(Source):
         self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))
 
     def _distrust_events(self, now: int) -> None:
-        """Keeps the programs from using CUDA events while a probe of ``EVENT_SLOTS`` is off, and for a while after.
+        """If a probe of ``EVENT_SLOTS`` is off, keeps the programs from using CUDA events that are recorded before
+        ``now`` + _DISTRUST_NS.
 
-        The programs notice themselves that a probe is off. The time after it covers the interval to the next round.
+        While the probe is off, the programs detect that themselves. _DISTRUST_NS covers the time until the next round,
+        since the probe may stay off until then.
         """
         budgets = self._session.maps["budgets"]
         if any(int(budgets.lookup(slot)["off_ns"]) for slot in EVENT_SLOTS):

@@ -93,7 +93,7 @@ COMPLETION = Group(
     _COMPLETION,
     ("cudaStreamSynchronize", "cudaEventQuery", "cudaEventRecord"),
 )
-# The slots of the probes that show the programs which operations come before a CUDA event.
+# The slots of the probes from which the programs learn which operations precede a CUDA event.
 EVENT_SLOTS = [
     slot
     for slot, function in zip(COMPLETION.slots, COMPLETION.functions, strict=True)

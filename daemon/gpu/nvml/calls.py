@@ -67,7 +67,7 @@ class Running(NamedTuple):
 class Calls:
     """Calls NVML, from one thread. Any thread may read ``running`` while it holds ``lock``.
 
-    ``timeout_s``: how long a call may take. A call that starts the driver and its devices may take ``START_S``.
+    ``timeout_s``: the timeout of a call. A call that starts the driver and its devices may take at least ``START_S``.
     """
 
     START_S = 60.0
@@ -81,7 +81,7 @@ class Calls:
 
     @property
     def problems(self) -> list[str]:
-        """The errors of calls that did not succeed since, each text once."""
+        """The errors of the functions whose last call failed, each text once."""
         return list(dict.fromkeys(self._problems.values()))
 
     def forget(self) -> None:
@@ -101,7 +101,8 @@ class Calls:
     ) -> Any:
         """Returns the result of ``function``, by default pynvml's function ``name``.
 
-        ``device`` names the GPU. Raises DeviceLost or DriverFailed for a failure, and NVMLError for any other code.
+        ``device`` names the GPU. ``starts``: the call starts the driver. ``more_s`` is added to the timeout. Raises
+        DeviceLost or DriverFailed for a failure, and NVMLError for any other code.
         """
         allowed_s = max(self.timeout_s, self.START_S) if starts else self.timeout_s + more_s
         self.running = Running(name, device, time.monotonic(), allowed_s)
@@ -132,7 +133,7 @@ class Calls:
         except pynvml.NVMLError as e:
             code = int(e.value)
         except UnicodeDecodeError as e:
-            # pynvml decodes texts strictly, and a damaged board has any bytes for its serial number.
+            # pynvml decodes texts strictly, but a damaged board can have any bytes as its serial number.
             return e.object.decode("utf-8", "replace")
         except (pynvml.NVMLLibraryMismatchError, AttributeError):
             code = 13
@@ -143,7 +144,7 @@ class Calls:
         return None
 
     def reading(self, what: str) -> Reading:
-        """Returns a context for reading files, which the watchdog sees as a call named ``what``."""
+        """Returns a context manager for reading files, which the watchdog sees as a call named ``what``."""
         return Reading(self, what)
 
     def _raise_failure(self, code: int, name: str, *, starts: bool) -> None:
@@ -159,7 +160,7 @@ class Calls:
 
 
 class Reading:
-    """A context for reading files, which the watchdog sees as a call."""
+    """A context manager for reading files, which the watchdog sees as a call."""
 
     def __init__(self, calls: Calls, what: str) -> None:
         self._calls, self._what = calls, what
@@ -173,8 +174,8 @@ class Reading:
 
 
 class Watchdog:
-    """Calls ``give_up(call, seconds)`` once a call hangs, while it holds the lock of its ``Calls``. ``give_up`` must
-    not return.
+    """Calls ``give_up(call, seconds)`` once a call hangs. It holds the lock of the call's ``Calls`` meanwhile, so that
+    the call cannot end. ``give_up`` must not return.
     """
 
     def __init__(self, calls: Sequence[Calls], give_up: Callable[[Running, float], object]) -> None:
@@ -213,7 +214,9 @@ FIRST, MOST = 64, 4_096
 
 
 def layout(kind: type[ctypes.Structure], *names: str) -> struct.Struct:
-    """Returns a Struct that unpacks the members ``names`` of structure ``kind``, in its order, as unsigned numbers."""
+    """Returns a Struct that unpacks the members ``names`` of the structure ``kind`` as unsigned numbers, in the order
+    in which ``kind`` has them.
+    """
     text, at = "=", 0
     for name, member in ((field[0], field[1]) for field in kind._fields_ if field[0] in names):
         begin, size = getattr(kind, name).offset, ctypes.sizeof(member)
@@ -234,8 +237,8 @@ class _Array:
         self._count = ctypes.c_uint()
 
     def filled(self, call: Callable[[Any, Any], int]) -> Iterator[tuple[Any, ...]]:
-        """Returns the entries that ``call(entries, pointer to the count)`` writes. Raises NVMLError if its code is no
-        success.
+        """Returns the entries that ``call(entries, pointer to the count)`` writes. Raises NVMLError if the call returns
+        an error code.
         """
         while True:
             self._count.value = len(self._entries)
@@ -257,7 +260,7 @@ _SAMPLED = _Array(
 
 
 def process_list(name: str) -> Callable[[Any], Iterator[tuple[int, int]]]:
-    """Returns a function that yields (pid, used bytes) of the processes of a device, by NVML's function ``name``."""
+    """Returns a function that yields (pid, used bytes) of the processes of a device, from NVML's function ``name``."""
 
     def read(handle: Any) -> Any:
         function = getattr(pynvml.nvmlLib, name)

@@ -50,8 +50,8 @@ class Device:
 
 
 def find_devices(calls: Calls, *, starts: bool) -> tuple[list[Device], dict[int, str]]:
-    """Returns the devices, with MIG devices after their GPU; and for each GPU that cannot be opened the reason, by its
-    number. ``starts``: this process has not opened the GPUs yet. Raises DriverFailed.
+    """Returns (devices, reasons). MIG devices follow their GPU. ``reasons``: why a GPU cannot be opened, by its number.
+    ``starts``: this process has not opened the GPUs yet. Raises DriverFailed.
     """
     found: list[Device] = []
     lost: dict[int, str] = {}
@@ -169,7 +169,8 @@ def memory_of(calls: Calls, device: Device) -> dict[str, int]:
     found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, pynvml.nvmlMemory_v2, device=device.key)
     made = {} if found is None else {"reserved_bytes": int(found.reserved)}
     if found is None:
-        # Drivers before 510 have only version 1. The blank after the key keeps the refusals of both versions apart.
+        # Drivers before 510 have only version 1. ``ask`` remembers by its ``device`` which functions fail: the blank
+        # keeps the failures of both versions apart.
         found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, device=f"{device.key} ")
     if found is None:
         return {}

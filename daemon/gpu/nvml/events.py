@@ -15,7 +15,7 @@ from probing.daemon.gpu.nvml.devices import Device
 
 __all__ = ("EventThread",)
 
-# The longest wait for an event; the driver ends a wait at once when an event comes.
+# The maximum wait for an event; the driver ends a wait at once when an event comes.
 WAIT_MS = 2_000
 MAX_WAITING = 4_096
 _NO_INSTANCE = 0xFFFFFFFF
@@ -24,7 +24,7 @@ RETRY_S = 1.0
 
 
 class EventThread:
-    """The thread that waits for events. ``take`` is for any thread. The thread ends with the process."""
+    """The thread that waits for events. ``take`` is thread-safe. The thread ends with the process."""
 
     def __init__(self, calls: Calls, devices: list[Device]) -> None:
         self._calls = calls
@@ -51,7 +51,7 @@ class EventThread:
                     self._calls.need("nvmlDeviceRegisterEvents", gpu.handle, types, self._set, device=gpu.key)
                     self.registered += 1
             except (pynvml.NVMLError, DeviceLost):
-                # Go on with the other GPUs.
+                # Without events of this GPU, the other GPUs can still register.
                 continue
         if self.registered:
             self._thread.start()

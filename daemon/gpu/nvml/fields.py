@@ -16,7 +16,7 @@ from probing.daemon.gpu.nvml.devices import Device
 
 __all__ = ("ALL_LINKS", "FAST", "SLOW", "read_fields")
 
-# The scope that stands for the sum over all links in a counter of NVLink.
+# The scope of an NVLink counter that stands for the sum over all links.
 ALL_LINKS = 0xFFFFFFFF
 _Field = int | tuple[int, int]
 # Fields that each poll reads. The counters of PCIe and NVLink count bytes and KiB since the driver was loaded.

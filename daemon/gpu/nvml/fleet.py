@@ -21,8 +21,8 @@ _SHARED = ("numa_node", "cpu_list", *_PCIE)
 
 
 class Fleet:
-    """The GPU devices of the node. ``devices``: columns of gpu.devices by key. ``rows`` is for any thread, all other
-    methods for one thread.
+    """The GPU devices of the node. ``devices``: columns of gpu.devices by key. Any thread may call ``rows``; only one
+    thread calls the other methods.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Fleet:
 
     @property
     def uuids(self) -> dict[str, str | None]:
-        """The uuid of each device, by key: a number, which can pass to another GPU."""
+        """The uuid of each device by key. A key is made of numbers, which another device can get later."""
         return {key: facts.get("uuid") for key, facts in self.devices.items()}
 
     @property
@@ -54,8 +54,8 @@ class Fleet:
         return f"{text}, driver {driver}" if driver else text if self.devices else ""
 
     def take(self, content: Content) -> dict[int, str | None]:
-        """Stores an answer. Returns the changes since the last answer by number of a GPU: why it is lost, or None if it
-        answers again.
+        """Stores an answer. Returns the changes since the last answer, by the number of the GPU: why a GPU was lost,
+        or None for a GPU that answers again.
         """
         if "devices" in content:
             self._take_devices(content)
@@ -112,14 +112,14 @@ class Fleet:
     def _take_devices(self, content: Content) -> None:
         fresh = {str(facts["device"]): dict(facts) for facts in content["devices"][:MAX_DEVICES]}
         for key, facts in fresh.items():
-            # A lost GPU is listed without the facts that only the GPU itself can give: keep the earlier facts.
+            # A lost GPU is listed without the facts that only the GPU itself can give: the earlier facts are kept.
             facts.pop("device")
             old = self.devices.get(key) or {}
             if old.get("uuid") == facts.get("uuid"):
                 fresh[key] = {**{name: old.get(name) for name in _SHARED}, **old, **facts}
         uuids = {facts.get("uuid") for facts in fresh.values()}
         before = [*self._gone, *self.devices.values()]
-        # MIG devices that are gone are dropped, since they come and go as their GPU is divided.
+        # MIG devices that are gone are dropped: they come and go whenever their GPU is divided in another way.
         gone = [facts for facts in before if facts.get("uuid") not in uuids and facts.get("mig") is None]
         self._gone = gone[:MAX_DEVICES]
         self.devices = fresh

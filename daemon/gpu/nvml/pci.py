@@ -1,4 +1,4 @@
-"""Reads PCI devices from sysfs: their place in the tree, NUMA node, and link, both as trained and at its best."""
+"""Reads PCI devices from sysfs: their place in the tree, NUMA node, and link (as trained, and the best possible)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def path_between(one: tuple[str, ...], other: tuple[str, ...], nodes: tuple[int 
         return "NODE" if nodes[0] is not None and nodes[0] == nodes[1] else "SYS"
     if shared == 1:
         return "PHB"
-    # Below one switch, each place ends with its port of the switch and the device.
+    # If both devices are on one switch, each chain has two items after the shared part: the switch port and the device.
     return "PIX" if max(len(one), len(other)) - shared <= 2 else "PXB"
 
 
@@ -91,7 +91,7 @@ def numa_node(root: Path, address: str) -> int | None:
 
 
 def near_cpus(root: Path, address: str) -> str | None:
-    """Returns the CPUs near a device, as 0-47,96-143."""
+    """Returns the CPUs near a device, such as 0-47,96-143."""
     return _text(root / "bus/pci/devices" / address / "local_cpulist")
 
 

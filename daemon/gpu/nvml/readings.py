@@ -1,5 +1,5 @@
-"""Reads gauges and counters of a GPU or MIG device, and its activity by GPM (GPU performance monitoring) on Hopper and
-newer.
+"""Reads gauges and counters of a GPU or MIG device, and its activity from GPM (GPU performance monitoring) on Hopper
+and newer.
 
 Values have the names of their columns of gpu.utilization, if there is such a column. Units of GPM: nvmlGpmMetricId_t.
 """
@@ -34,7 +34,8 @@ _METRICS = {
     "nvlink_tx_mib_per_s": 61,
 }
 _NAMES = tuple(_METRICS)
-# Codes that another sample would get, too; after others, such as a timeout, samples are taken again.
+# Codes after which sampling of a device ends, because each further sample would fail in the same way. After other
+# codes, such as a timeout, samples are taken again.
 _REFUSED = NEVER | {pynvml.NVML_ERROR_NO_PERMISSION}
 _METRIC = layout(pynvml.c_nvmlGpmMetric_t, "nvmlReturn", "value")
 
@@ -75,7 +76,7 @@ class _Gpm:
             return {}
 
     def keep(self, devices: Iterable[Device]) -> None:
-        """Drops the samples of other devices. Devices without GPM are tried again."""
+        """Drops the samples of all but ``devices``. Devices without GPM are tried again."""
         known = {device.key for device in devices}
         for key in [key for key in self._pairs if key not in known]:
             for sample in self._pairs.pop(key).samples:
@@ -129,7 +130,7 @@ class Readings:
         self._slow: dict[str, Values] = {}
 
     def keep(self, devices: list[Device]) -> None:
-        """Keeps only the state of ``devices``, a new list. Unsupported values are tried again."""
+        """Keeps only the state of ``devices``, a new list of devices. Unsupported values are tried again."""
         self._gpm.keep(devices)
         self._refused.clear()
         self._slow.clear()

@@ -105,7 +105,7 @@ def reasons_text(mask: int | None) -> str | None:
 
 
 def changes_of(before: Values, now: Values) -> Iterator[Row]:
-    """Yields events for the changes between two readings of a GPU for which the driver reports no event."""
+    """Compares two readings of a GPU, and yields an event for each change that the driver does not report itself."""
     was, mask = (int(values.get("clock_events") or 0) & _THROTTLES for values in (before, now))
     if mask and mask & ~was:
         yield {"event": "throttled", "value": mask, "detail": f"clocks are held down: {reasons_text(mask)}"}
@@ -123,7 +123,7 @@ def changes_of(before: Values, now: Values) -> Iterator[Row]:
 
 
 def link_changes(before: Values, now: Values) -> Iterator[Row]:
-    """Yields events for the changes between two readings of an NVLink, given as rows of ``gpu.nvml.topology``."""
+    """Compares two readings of an NVLink (rows of ``gpu.nvml.topology``), and yields an event for each change."""
     link = now.get("link")
     state = now.get("state")
     if None not in (state, before.get("state")) and before.get("state") != state:
@@ -144,7 +144,9 @@ def _growth(before: Values, now: Values, name: str) -> int:
 
 
 class Limiter:
-    """Lets ``most`` events with one key pass in ``seconds``, and counts the suppressed events."""
+    """A rate limit: lets at most ``most`` events with the same key pass in ``seconds``, and counts the suppressed
+    events.
+    """
 
     def __init__(self, most: int = 30, seconds: float = 60.0) -> None:
         self._most, self._seconds = most, seconds
@@ -165,8 +167,8 @@ class Limiter:
         return self._suppressed.pop(key, 0)
 
     def forgotten(self, now: float) -> int:
-        """Returns the number of suppressed events of keys of which no event has come since their time was over. They
-        are not returned again.
+        """Returns the number of suppressed events whose ``seconds`` are over, and which no passed event of the same key
+        has reported. Drops them, so only one call counts an event.
         """
         over = [key for key in self._suppressed if now - self._windows[key][0] >= self._seconds]
         return sum(self._suppressed.pop(key) for key in over)

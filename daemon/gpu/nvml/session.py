@@ -20,9 +20,9 @@ from probing.daemon.ipc import Channel, ChannelClosed, Header, Message, connect
 
 __all__ = ("Content", "Failure", "NvmlSession", "Reading")
 
-# The time for the first poll, which may start each GPU, and for later polls, s.
+# The timeouts of the first poll, which may start each GPU, and of later polls, s.
 FIRST_S, POLL_S = 300.0, 30.0
-# The pauses before the next start after the first, the second and each further failure in a row, s.
+# The retry backoff: the pauses before the next start after one, two, three and more consecutive failures, s.
 RETRY_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 CONNECT_S = 1.0
 RECEIVE_S = 5.0
@@ -169,7 +169,7 @@ class NvmlSession:
         return False
 
     def _still_stuck(self) -> bool:
-        """Returns whether a process that hung has still not ended: then a new process would hang, too."""
+        """Returns whether a process that hung still exists. If it does, a new process would hang, too."""
         if self._stuck is None:
             return False
         if not _is_readable(self._stuck, 0.0):
@@ -206,7 +206,7 @@ class NvmlSession:
         return answer
 
     def _ended(self) -> Failure:
-        """Returns the failure of a process that closed the connection, which it may have sent as its last answer."""
+        """Returns why a process closed the connection: the failure in its last answer, or that the process ended."""
         try:
             last = self._answer(0.0) if self._channel is not None else None
             found = self._read(last) if last is not None else None

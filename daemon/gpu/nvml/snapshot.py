@@ -24,7 +24,7 @@ _LISTS = {
 }
 _READ = {kind: process_list(name) for kind, name in _LISTS.items()}
 _UNKNOWN = (1 << 64) - 1
-# How far the time of a sample may be ahead of ours, us.
+# A sample counts as wrong if its time is ahead of this process's clock by more than this, us.
 _AHEAD_US = 1_000_000
 _SHARES = ("sm_pct", "mem_pct", "encoder_pct", "decoder_pct")
 
@@ -73,7 +73,7 @@ class _ProcessReadings:
         return list(found.values()) if known else None
 
     def _add_samples(self, gpu: Device, found: dict[int, Values]) -> None:
-        # Samples have the time of the system's clock. After that was set back, those from before it are in the future.
+        # Samples have times of the system clock. After the clock is set back, older samples have times in the future.
         latest = time.time_ns() // 1000 + _AHEAD_US
         since = self._seen_us.get(gpu.key, 0)
         since = since if since <= latest else 0
@@ -143,7 +143,7 @@ class Snapshots:
         return answer
 
     def waiting_events(self) -> list[Values]:
-        """Returns the events that came since the last answer. For any thread."""
+        """Returns the events that came since the last answer. Thread-safe."""
         return self._events.take()[0] if self._events else []
 
     def _start(self) -> list[Device]:

@@ -43,13 +43,13 @@ _CLASS = "0x03"
 
 # The intervals at which error counters and links between devices are read, s.
 SLOW_S, PAIRS_S = 10.0, 60.0
-# Lost GPUs are tried again after 30, 60, 120 ... s, at most after the second.
+# Lost GPUs are tried again after LOST_S; each further pause is twice as long, up to MOST_LOST_S.
 LOST_S, MOST_LOST_S = 30.0, 480.0
 # The share of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8
-# As many as the NVML process keeps.
+# The maximum number of driver events that are taken from an answer: as many as the NVML process keeps.
 MAX_EVENTS = 4_096
-# What Arrow raises for a value that does not fit its column.
+# The exceptions that Arrow raises for a value that does not fit its column.
 _UNFIT = (ArithmeticError, TypeError, ValueError)
 _log = logging.getLogger(__name__)
 
@@ -172,11 +172,11 @@ class NvmlSource(Source):
         uuids = self._fleet.uuids
         changes = self._fleet.take(content)
         if self._fleet.uuids != uuids:
-            # Another device may have the key of an earlier one.
+            # Another device may have the key of an earlier device now.
             self._counters.forget()
             self._links.clear()
         if found.fresh:
-            # What makes no rows raises an error here, not later in a query.
+            # Devices that cannot become rows raise an error now, not later in a query.
             _batch("gpu.devices", self._fleet.rows(self._node, pair.real_ns))
         self._note_lost(changes, now)
         self._problems = [problem[:200] for problem in content.get("problems", ())]
@@ -197,7 +197,8 @@ class NvmlSource(Source):
                 self._due["lost"] = now + LOST_S
             self._add({**self._fleet.gpu_row(str(number)), **event})
         if self._fleet.lost and now >= self._due["lost"]:
-            # The process has the GPU open, which prevents a reset, and does not see the GPU come back: start a new one.
+            # The process keeps the GPU open, which prevents a reset, and does not see the GPU come back. So a new
+            # process is started.
             self._lost_s = min(2 * self._lost_s, MOST_LOST_S)
             self._due["lost"] = now + self._lost_s
             self._session.again()
@@ -264,13 +265,13 @@ class NvmlSource(Source):
             self._sink.put(EVENTS.name, _batch(EVENTS.name, rows))
         if count := self._limiter.forgotten(now):
             ts = self._clock.pair().real_ns
-            reason = "more events of a kind came in a minute than are stored, and none after them to count them"
+            reason = "more events of a kind came in a minute than are stored, and no later event reports their number"
             self._sink.lost(Loss(self.name, EVENTS.name, "read", reason, ts, ts, count))
 
 
 def _batch(table: str, rows: Sequence[Row]) -> pa.RecordBatch:
-    """Returns rows as ``batch_of`` does, with NULL for each value that does not fit its column: a driver may report any
-    number for a faulty GPU, which must not cost the rows of the others.
+    """Returns rows as ``batch_of`` does, with NULL for each value that does not fit its column. A driver may report any
+    number for a faulty GPU, and this must not cost the rows of the other GPUs.
     """
     try:
         return batch_of(table, rows)

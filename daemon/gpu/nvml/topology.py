@@ -1,6 +1,6 @@
-"""Reads the links of the GPUs: NVLinks, PCIe to the host, and the paths to each other, to NICs and to HCAs.
+"""Reads the links of each GPU: NVLinks, PCIe to the host, and its paths to other GPUs, NICs and HCAs.
 
-Rows have the columns of gpu.links, but instead of rates the counters since the driver was loaded.
+Rows have the columns of gpu.links, but hold counters (since the driver was loaded) instead of rates.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Topology:
             try:
                 rows.append(self._pair(gpu, other, nvlinks))
             except DeviceLost:
-                # Either may be lost; the pairs of the others are read.
+                # One of the two GPUs may be lost; the pairs of the other GPUs are still read.
                 continue
         return rows + self._nics()
 
@@ -96,7 +96,7 @@ class Topology:
         )
         values = {name: found.get(f"{name} {link}") for name, _ in numbers}
         speed = values.pop("speed_mbps")
-        # None: an error of the call, which says nothing about the link.
+        # None: the call failed, so the state of the link is unknown.
         state = self._state(gpu, link)
         return {
             "device": gpu.key,

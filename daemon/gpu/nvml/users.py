@@ -1,4 +1,4 @@
-"""Joins processes with the GPUs that they use: by the driver's list, the PCI address of a NCCL communicator, or the
+"""Finds the GPUs that processes use, from the driver's list, the PCI address of a NCCL communicator, or the
 environment.
 
 CUDA_VISIBLE_DEVICES: CUDA C++ Programming Guide, "CUDA Environment Variables"; indices count the devices that the
@@ -56,7 +56,7 @@ def own_device(environ: Mapping[str, str], places: Sequence[Place], local_rank: 
     """Returns the device of a rank: the only visible device, or, by convention, the device whose number is the local
     rank.
 
-    None if no variable of the environment names devices: the process may use none.
+    None if no variable of the environment names devices: the process may use no device.
     """
     if "CUDA_VISIBLE_DEVICES" not in environ and "NVIDIA_VISIBLE_DEVICES" not in environ:
         return None
@@ -67,7 +67,7 @@ def own_device(environ: Mapping[str, str], places: Sequence[Place], local_rank: 
 
 
 def _in_container(text: str | None, places: Sequence[Place]) -> list[Place]:
-    """Returns the devices that a container shows, by NVIDIA_VISIBLE_DEVICES (``text``); all if it names no device."""
+    """Returns the devices that a container shows if NVIDIA_VISIBLE_DEVICES is ``text``; all if ``text`` names none."""
     words = _words(text or "all")
     if not words or words[0] in ("all", "none", "void"):
         return list(places)
@@ -89,7 +89,9 @@ def _usable(places: Sequence[Place]) -> list[Place]:
 
 
 def _named(word: str, places: Sequence[Place]) -> Place | None:
-    """Returns the only device whose name begins with ``word``, or the first MIG device of a GPU in MIG mode."""
+    """Returns the device whose name begins with ``word``; if it is a GPU in MIG mode, its first MIG device. None unless
+    exactly one device matches.
+    """
     if not word.startswith(("GPU-", "MIG-")):
         return None
     found = {place.key: place for place in places for name in place.names if name.startswith(word)}
@@ -119,7 +121,7 @@ def _words(text: str) -> list[str]:
 
 
 MAX_ADDRESSES = 8
-# From so many processes with addresses on, those that have ended are dropped.
+# If GPU addresses of more than this many processes are kept, those of ended processes are dropped.
 MANY = 1_024
 Facts = Mapping[str, Any]
 
@@ -130,21 +132,22 @@ def _places_of(devices: Mapping[str, Facts]) -> list[Place]:
     for key, facts in devices.items():
         names = [str(facts.get("uuid") or "")]
         if facts.get("mig") is not None:
-            # The form of names of drivers before R470.
+            # The form of MIG names in drivers before R470.
             names.append("MIG-{parent_uuid}/{gpu_instance}/{compute_instance}".format_map(facts))
         places.append(Place(key, int(facts["device_id"]), facts.get("mig"), tuple(names)))
     return sorted(places, key=lambda place: (place.device_id, -1 if place.mig is None else place.mig))
 
 
 class Users:
-    """Finds the processes that use devices. ``note`` is for the draining thread, all other methods for one thread."""
+    """Finds the processes that use devices. The draining thread calls ``note``, one other thread all other methods."""
 
     def __init__(self, watched: Discovery) -> None:
         self._watched = watched
         self._addresses: dict[ProcessKey, tuple[str, ...]] = {}
         self._many = MANY
-        # The devices of the last look, and of each process what its device followed from, and its device.
+        # The devices at the last call of ``rows``.
         self._places: list[Place] = []
+        # For each process: the environment and the local rank from which its device was derived, and the device.
         self._own: dict[ProcessKey, tuple[Mapping[str, str], int | None, Place | None]] = {}
 
     def note(self, batch: pa.RecordBatch) -> None:
@@ -204,8 +207,8 @@ class Users:
         self._many = max(MANY, 2 * len(self._addresses))
 
     def _unlisted(self, who: Identity, devices: Mapping[str, Facts]) -> Iterator[Row]:
-        """Yields rows for the devices of a trainer that the driver does not list, since its pids are of another
-        namespace.
+        """Yields rows for the devices of a trainer that the driver does not list, because the driver's pids and the
+        daemon's pids belong to different namespaces.
         """
         addresses = self._addresses.get(who.key, ())
         found = [key for key, facts in devices.items() if facts.get("bus_id") in addresses and facts.get("mig") is None]

@@ -1,8 +1,8 @@
 """Reads, in a reader, the CPU counters of many processes and threads, and the throttling of their control groups, with
 one request a second.
 
-The answer is a table of absolute numbers, of which the collector computes the differences. The throttling of a group is
-read once in a round for all its processes.
+The answer is a table of absolute counters; the collector computes their differences. In each round the throttling of a
+group is read once, for all processes of the group.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = (
 )
 
 MAX_GROUPS = 1_024
-# Mounts of control groups are read again after this many rounds: only administrators change them.
+# The mounts of control groups are read again only after this many rounds, because only administrators change them.
 _MOUNTS_ROUNDS = 60
 _NOTHING = (ABSENT, ABSENT, ABSENT)
 
@@ -122,11 +122,12 @@ FIELDS = (
 """The columns of the answer's payload, int64 each. ``comm``, ``wchan`` and ``cpus`` are indices of the answer's
 ``texts``; ``quota_millis``: thousandths of a CPU. ABSENT: the kernel has no value."""
 PROCESS, THREAD, GLANCE = 0, 1, 2
-"""Scopes: a requested process, a thread of a requested process, and a process of which only the CPU time is requested.
+"""The scopes of a row: a requested process, a thread of a requested process, or a process of which only the CPU time is
+requested.
 """
 MAX_TARGETS = 2_048
 MAX_THREADS = 16_384
-# The most threads that one answer lists; later answers list the threads of further processes.
+# The maximum number of threads that one answer lists; later answers list the threads of further processes.
 MAX_LISTED = 32_768
 MAX_GLANCES = 1_024
 MAX_PIDS = 16_384
@@ -149,8 +150,8 @@ class _Answer:
 
 
 class UsageReader:
-    """Answers the request ``usage``. ``proc``: the mount point of procfs; ``most_files``: the most files of procfs that
-    stay open.
+    """Answers the request ``usage``. ``proc``: the mount point of procfs; ``most_files``: the maximum number of files
+    of procfs that stay open.
     """
 
     def __init__(self, proc: str = "/proc", most_files: int = MOST_FILES) -> None:
@@ -184,7 +185,7 @@ class UsageReader:
                     tids_left -= len(threads[str(pid)])
                 self._threads(found, int(pid), int(start_ns), busy, rest)
             except ProbingError:
-                continue  # the process ended, or may not be read
+                continue  # the process ended, or cannot be read
         for pid in request.get("glances", ())[:MAX_GLANCES]:
             if time.monotonic() > deadline:
                 break

@@ -1,9 +1,10 @@
 """Chooses the processes and threads to read each second: watched processes, their threads, and the busiest of the other
 processes of the node.
 
-To find the busiest, each turn reads the CPU time of a slice of all processes (a glance). So the work of a turn is
-limited, whatever the node runs, and a noisy neighbour is found after half a minute. A process that uses almost no CPU,
-such as a waiting rank, is read less and less often, but at least every 8 turns.
+A turn is a call of ``Selection.request``. To find the busiest processes, each turn also reads the CPU time of a slice
+of all processes (a glance at each process of the slice). So the work of a turn is limited even if the node runs very
+many processes, and a noisy neighbour is found after half a minute. A process that uses almost no CPU, such as a waiting
+rank, is read less and less often, but at least every 8 turns.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ MAX_ACTIVE = 32
 LEAST_GLANCES = 16
 MAX_GLANCES = 128
 LEAST_SHARE = 0.01
-"""The share of a CPU from which on another process of the node, or a thread, counts as busy."""
+"""A thread, or a process that is not watched, counts as busy if it uses at least this share of a CPU."""
 STILL_SHARE = 0.02
-"""The share of a CPU below which a process counts as still: one tick of 10 ms in a second is half of this share."""
+"""Below this share of a CPU a process counts as still. A single tick of 10 ms in a second is only half of this
+share."""
 ROLES = ("trainer", "data_loader", "launcher")
 _LIST_TURNS = 30
 _NEW_THREADS_TURNS = 5
 _PIDS_TURNS = 10
-# After this many readings in a row with almost no CPU time, a process is read only every 2, 4 and 8 turns.
+# After 4, 5 and 6 readings in a row with almost no CPU time, a process is read only every 2, 4 and 8 turns.
 _STILL = (4, 5, 6)
 # In this many turns each process of the node gets one glance, if the node has fewer than 4,096 processes.
 _ROUND_TURNS = 32
@@ -120,8 +122,8 @@ class Selection:
                 self._watched[key].threads = count
 
     def busiest(self, threads: Mapping[_Key, Mapping[int, float]], processes: Mapping[_Key, float]) -> None:
-        """Stores shares of a CPU: those that ``threads`` of watched processes ran or waited to run, busiest first, and
-        those that ``processes`` used.
+        """Stores shares of a CPU. ``threads``: by process, the share of a CPU that each thread used or waited for,
+        busiest first. ``processes``: the share that each process used.
         """
         for key, watched in self._watched.items():
             if key not in processes:

@@ -1,5 +1,5 @@
-"""The source of cpu.utilization, which sends a reader one request a second for all processes; and of the live table
-cpu.tasks, which shows all threads of watched processes by two readings a tenth of a second apart.
+"""The source of cpu.utilization, which sends a reader one request a second for all processes. It also makes the live
+table cpu.tasks, which compares two readings of all threads of watched processes, a tenth of a second apart.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Tasks:
     def _closely(self, listing: list[list[Any]], threads: dict[str, list[int]]) -> list[list[Any]]:
         left = MAX_THREADS
         targets = []
-        # A process with very many threads takes no room from the others.
+        # Processes with few threads come first, so a process with very many threads does not use up the limit for the
+        # others.
         by_threads = sorted(listing, key=lambda target: len(threads.get(str(target[0]), [])))
         for number, (pid, start_ns, *_) in enumerate(by_threads):
             tids = threads.get(str(pid), [])[: left // (len(listing) - number)]
@@ -117,7 +118,7 @@ class Tasks:
 
 
 TIMEOUT_S = 1.0
-# With more watched processes than this, all are read less often, so that the cost does not grow.
+# If more processes than this are watched, all of them are read less often, so that the cost does not grow.
 _FOR_ONE_INTERVAL = 256
 
 

@@ -37,8 +37,8 @@ _FLAGS, _MAJOR_FAULTS, _USER, _SYSTEM, _THREADS, _START, _RSS, _PROCESSOR = 6, 9
 
 
 class StatLine(NamedTuple):
-    """The values of a stat file. ``state`` is the kernel's letter; times are in ticks of 10 ms. ``start_ns``: since
-    boot.
+    """The values of a stat file. ``state`` is the kernel's letter; times are multiples of a tick of 10 ms.
+    ``start_ns``: since boot.
     """
 
     comm: bytes
@@ -54,7 +54,7 @@ class StatLine(NamedTuple):
 
 
 class _StatusLines(NamedTuple):
-    """Context switches of a task, and the list of CPUs on which it may run, as the kernel writes it."""
+    """Context switches of a task, and the list of CPUs on which the task may run, as the kernel writes the list."""
 
     voluntary: int
     involuntary: int
@@ -132,7 +132,7 @@ _Key = tuple[int, int, str]
 
 @dataclass(slots=True)
 class _File:
-    """An open file. ``used``: the last round that read it; ``start_ns``: the start of its thread, if it has one."""
+    """An open file. ``used``: the last round that read it; ``start_ns``: for a file of a thread, the thread's start."""
 
     fd: int
     used: int
@@ -191,7 +191,8 @@ class TaskFiles:
         fd = self._open(pid, name)
         try:
             data = _pread(pid, fd)
-            # If the process still lives, the file that was opened by its pid belongs to it.
+            # ``stat`` shows that the process still runs, so its pid was not reused and the file that was opened by pid
+            # belongs to it.
             self.stat(pid, start_ns)
         except BaseException:
             os.close(fd)
@@ -210,7 +211,7 @@ class TaskFiles:
         try:
             thread = parse_stat_line(self._once(pid, f"task/{tid:d}/stat"))
             self.stat(pid, start_ns)
-            # This read comes last: it shows that the thread whose start was read has not ended.
+            # This read comes last: if it succeeds, the thread whose start was read has not ended.
             data = _pread(pid, fd)
             if thread is None:
                 raise ProcessGone(f"thread {tid} of process {pid} exited")
@@ -262,5 +263,5 @@ def _error(pid: int, e: OSError) -> TargetError | PrivilegeError:
     if isinstance(e, (FileNotFoundError, ProcessLookupError)):
         return ProcessGone(f"process {pid} exited")
     if isinstance(e, PermissionError):
-        return PrivilegeError(f"process {pid} may not be read", hint="reading a process takes CAP_SYS_PTRACE")
+        return PrivilegeError(f"no permission to read process {pid}", hint="reading a process takes CAP_SYS_PTRACE")
     return TargetError(f"process {pid} cannot be read: {e.strerror}")

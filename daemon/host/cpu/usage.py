@@ -29,7 +29,7 @@ Rows = npt.NDArray[Any]
 MOST = 32_768
 FORGET_NS = 900_000_000_000
 _FIRST = 256
-# The share of the rows that a full ledger drops at once.
+# A full ledger drops at least 1/_DROPPED of its rows at once, so that not every reading has to drop some.
 _DROPPED = 8
 
 
@@ -54,7 +54,8 @@ class Ledger:
         if not len(rows):
             return before
         self._forget(int(rows["mono_ns"].max()))
-        # A glance at a process has the same key as a reading of it; its main thread has another key.
+        # A reading of only the CPU time of a process (GLANCE) has the same key as a full reading of the process. The
+        # main thread, which has the same number, has another key.
         names = (rows["scope"] == THREAD, *(rows[name] for name in ("pid", "start_ns", "tid", "task_start_ns")))
         keys = list(zip(*(column.tolist() for column in names), strict=True))
         self._make_room(keys)
@@ -68,7 +69,9 @@ class Ledger:
         return before
 
     def _make_room(self, keys: Sequence[tuple[int, ...]]) -> None:
-        """Drops old rows of others until each of ``keys`` has a place. Any user can start very many threads."""
+        """Drops old rows of other keys until there is a slot for each of ``keys``. The number of slots is limited
+        because any user can start very many threads.
+        """
         wanted = set(keys)
         over = len(self._slots) + len(wanted - self._slots.keys()) - self._most
         if over <= 0:
@@ -145,7 +148,7 @@ class Usage:
         self._total = np.where(now["scope"] == THREAD, grown["exec_ns"], ticks)
 
     def threads(self) -> dict[_Key, dict[int, float]]:
-        """Returns the share of a CPU that each thread ran or waited to run, by process, busiest first, without idle
+        """Returns the share of a CPU that each thread used or waited for, by process, busiest first, without idle
         threads.
         """
         share = self._share(np.maximum(self._grown["exec_ns"], 0) + np.maximum(self._delay, 0))

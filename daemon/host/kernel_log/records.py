@@ -63,7 +63,7 @@ class Chunk(NamedTuple):
 
 
 class KernelLog:
-    """The kernel log from its oldest record on. Raises OSError if the log may not be read.
+    """The kernel log from its oldest record on. Raises OSError if the log cannot be opened.
 
     ``path`` may also be a pipe or a file with the same lines.
     """
@@ -77,7 +77,7 @@ class KernelLog:
         os.close(self._fd)
 
     def read(self, most: int) -> Chunk:
-        """Returns the next records, by at most ``most`` reads; never waits. Raises OSError."""
+        """Returns the next records, with at most ``most`` read calls. Never waits. Raises OSError."""
         found: list[Record] = []
         lost = 0
         for _ in range(most):
@@ -125,7 +125,7 @@ def parse_records(data: bytes) -> Iterator[Record]:
 
 KINDS = {
     "oom_kill": "The kernel killed a process for lack of memory, of the node or of a control group.",
-    "oom": "Memory ran out: the process that asked for memory, and the limit that was reached.",
+    "oom": "Memory ran out: lines about the process that asked for memory, and about the limit.",
     "xid": "NVIDIA's driver reports an error of a GPU; code is the XID.",
     "sxid": "An NVSwitch reports an error; code is the SXid.",
     "gpu": "Another fault of a GPU or its driver: a lost device, a failed start, a reset.",
@@ -163,9 +163,10 @@ _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _PID = r"(?P<pid>\d{1,10})"
 _NIC = r"(?P<device>(?!NIC\b)[A-Za-z][\w.\-@]{0,31})"
 _TASK = rf"(?P<name>.{{1,64}}):{_PID}"
-# Patterns in the order in which they are tried: more special patterns come first. A process chooses its name, which may
-# imitate the text of the kernel. So the pattern of a name is greedy: the last occurrence of the text after it counts.
-# A name that begins the line may imitate any other line, and so may the file names in a line about a memory fault.
+# Patterns in the order in which they are tried: more specific patterns come first. A process chooses its name, which
+# may imitate the text of the kernel. So the pattern of a name is greedy: the name ends at the last occurrence of the
+# text that follows a name. A name that begins the line may imitate any other line, and so may the file names in a line
+# about a memory fault.
 _OF_A_PROCESS = (
     ("segfault", rf"(?P<name>.{{1,64}})\[{_PID}\]: segfault at "),
     ("segfault", rf"traps: (?P<name>.{{1,64}})\[{_PID}\] (?:general protection|trap \w+)"),
@@ -226,7 +227,8 @@ _PATTERNS = (
     ("lockup", r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stalls?"),
     ("kernel_bug", r"BUG: |kernel BUG at |Kernel panic|general protection fault|Oops: |Unable to handle kernel"),
 )
-# Each line that matches a pattern contains one of these words. Most lines contain none, so no pattern is tried.
+# Each line that matches a pattern contains one of these words. Most lines contain none of the words, which saves trying
+# the patterns.
 _HINT = re.compile(
     r"NVRM|SXid|amdgpu|memory|oom|AER|PCIe|pcie|threshold|throttled|EDAC|Hardware Error|mce|NMI|[Ll]ink|"
     r"NETDEV WATCHDOG|health|assert_var|[Cc]able|fatal error|TX timeout|temperature|recovery|rror, dev|Buffer I/O|"

@@ -32,7 +32,9 @@ class _Bucket:
 
 
 class Allowance:
-    """Limits lines of one kind to ``burst`` at once, and ``rate`` a second in the long run."""
+    """A token bucket for each kind of lines: at most ``burst`` lines at once, and ``rate`` lines a second in the long
+    run.
+    """
 
     def __init__(self, burst: int, rate: float) -> None:
         self._burst, self._rate = burst, rate
@@ -54,17 +56,17 @@ class Allowance:
 
 MAX_READS = 4_096
 BURST, RATE = 100, 1.0
-# The allowance for lines of kind other: a report that memory ran out has two hundred lines.
+# The limits for lines of kind other are higher, because a report that memory ran out has two hundred lines.
 OTHER_BURST, OTHER_RATE = 400, 5.0
 MAX_PROCESSES = 4_096
 _OTHER = Meaning("other")
-# How long before the start of the process that it names a line may seem to be written, since the clocks differ, ns.
+# Because the clocks differ, a line may seem to be up to this much older than the process that it names, ns.
 _SLACK_NS = 2_000_000_000
 
 
 class KernelLogSource(Source):
-    """Stores lines of the kernel log, ``path``. If the log is absent or may not be read, the source is stopped, and
-    tries again each minute."""
+    """Stores lines of the kernel log ``path``. If the log is absent or cannot be read, the source is stopped, and tries
+    again each minute."""
 
     name = "kernel_log"
     table = KMSG.name
@@ -163,7 +165,8 @@ class KernelLogSource(Source):
             self._lose("read", "the kernel overwrote records", chunk.lost, pair)
 
     def _row(self, record: Record, meaning: Meaning, pair: ClockPair) -> Row:
-        # The log's clock drifts from CLOCK_MONOTONIC by seconds a day, but a new line is newer than the last read.
+        # The log's clock drifts from CLOCK_MONOTONIC by seconds a day. But a new line was written after the last read,
+        # so ``ts`` is never earlier.
         at_ns = min(record.boot_us * 1000 + pair.mono_to_utc_ns, pair.real_ns)
         who = self._known.get(meaning.pid) if meaning.pid is not None else None
         if who is not None and not self._caught_up and who.start_ns > record.boot_us * 1000 + _SLACK_NS:

@@ -137,7 +137,8 @@ class Groups:
         """Reads the group in ``cgroup``, the text of /proc/PID/cgroup. Returns its keys in ``memory`` and in
         ``pressure``.
 
-        The key in ``memory`` is of the group, or the group above it, that has the least memory left below its limit.
+        The key in ``memory`` belongs to the group itself or to the group above it that has the least memory left below
+        its limit.
         """
         if (found := self._of.get(cgroup)) is None:
             if len(self._of) >= MAX_GROUPS:

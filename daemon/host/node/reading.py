@@ -39,13 +39,13 @@ MEMINFO = {
     "SwapTotal": "swap_total_bytes",
     "SwapFree": "swap_free",
 }
-"""Lines of meminfo, and their columns of host.memory."""
+"""Names of lines of meminfo, and the column of host.memory for each."""
 VMSTAT = {"pswpin": "swap_in_pages", "pswpout": "swap_out_pages", "oom_kill": "oom_kills", "pgmajfault": "major_faults"}
 MAX_TARGETS = 1_024
 MAX_DISKS = 256
 _BYTES = 256 << 10
 _RESOURCES = ("cpu", "memory", "io", "irq")
-# Names of block devices that are no disks, or only show the content of a file.
+# Names of block devices that are not disks, or that only show the content of a file (loop).
 _NO_DISK = re.compile(r"(?:loop|ram|fd|sr)\d+$")
 # Index of delayacct_blkio_ticks in stat, counted from 0 after the name; proc(5).
 _IO_DELAY = 39
@@ -116,7 +116,7 @@ class NodeReader:
                 found["io"] = _io(target)
                 return found
         except ProbingError:
-            return None  # the process ended, or may not be read
+            return None  # the process ended, or cannot be read
 
     def _read(self, name: str, limit: int = _BYTES) -> bytes:
         return _read(self._proc / name, limit)
@@ -131,7 +131,7 @@ def _io(target: Target) -> dict[str, int]:
     try:
         return parse_io_counters(target.read("io", 4_096))
     except ProbingError:
-        return {}  # only this file needs a further right
+        return {}  # this file needs a permission that the other files do not need
 
 
 def _read(path: Path, limit: int) -> bytes:

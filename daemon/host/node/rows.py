@@ -22,8 +22,8 @@ _FORGET_NS = 600_000_000_000
 
 
 class Growth:
-    """Keeps the last counters of each key. A key must not be reused, as a pid or a path is: it contains, for example,
-    the start time of a process.
+    """Keeps the last counters of each key. A key must never be reused for another thing, as a pid or a path can be. So
+    the key of a process contains its start time, for example.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -34,8 +34,8 @@ class Growth:
         return len(self._last)
 
     def since(self, key: Hashable, mono_ns: int, counters: Mapping[str, int]) -> dict[str, int]:
-        """Returns the growth of each counter since the last call, and ``wall_ns``, the time since then; empty at the
-        first call.
+        """Returns the growth of each counter since the last call for ``key``, and ``wall_ns``, the time since that
+        call; empty at the first call.
 
         A counter that decreased, wrapped, or is new is left out.
         """

@@ -24,10 +24,11 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 __all__ = ("NodeSource", "SpaceSource")
 
 TIMEOUT_S = 1.0
-# The interval at which file systems are read, s; the first reading comes early, so that callers need not wait for it.
+# The interval at which file systems are read, and the time from the start to the first reading, s. The first reading
+# comes early, so that callers need not wait for it.
 SPACE_INTERVAL_S, FIRST_SPACE_S = 30.0, 2.0
-# A file system that did not answer is left out of this many readings, and of twice as many each further time, since it
-# blocks a reader until it answers.
+# A request to a file system that does not answer blocks a reader. So after two timeouts in a row, the file system is
+# asked again only FIRST_TURNS readings later. Each further timeout doubles this number, up to SILENT_TURNS.
 FIRST_TURNS, SILENT_TURNS = 4, 120
 MAX_WATCHED = 1_024
 _ROLES = ("trainer", "data_loader", "launcher")
@@ -102,7 +103,8 @@ class SpaceSource(_HostSource):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._silent: dict[str, int] = {}
-        # By file system, for how many readings it was left out last; 0 after a single timeout.
+        # For each file system that timed out: the number of readings after which it is asked again; 0 after a single
+        # timeout.
         self._turns: dict[str, int] = {}
         self._looked = False
 

@@ -43,7 +43,7 @@ _NO_SPACE = (
 )
 _SHARED_MEMORY = b"/dev/shm"
 _IN_MEMORY = (_SHARED_MEMORY, b"/tmp", b"/run")
-# The option in which FUSE shows the user who mounted it (fs/fuse/inode.c, fuse_show_options).
+# The mount option in which FUSE shows the user who mounted the file system (fs/fuse/inode.c, fuse_show_options).
 _USER = re.compile(r"(?:^|,)user_id=(\d{1,10})(?:,|$)")
 _ROOT = "0"
 
@@ -51,10 +51,10 @@ _ROOT = "0"
 def answer_space(request: Header) -> Message:
     """Answers the request ``space``. The payload is JSON.
 
-    * With ``point``, a mount point: ``space_of`` this file system.
-    * Else, with ``targets`` [[pid, start_ns], ...]: ``local``, the ``space_of`` each local file system of the node;
-      ``served``, [point, kind, source] of each file system that another machine serves; ``shared``, for each target the
-      ``space_of`` its /dev/shm, or null.
+    * With ``point``, a mount point: the result of ``space_of`` for this file system.
+    * Else, with ``targets`` [[pid, start_ns], ...]: ``local``, the results of ``space_of`` for the node's local file
+      systems; ``served``, [point, kind, source] of each file system that another machine serves; ``shared``, for each
+      target the result for its /dev/shm, or null.
     """
     if point := request.get("point"):
         found: Any = space_of(_root() + os.fsencode(str(point)))
@@ -84,7 +84,8 @@ def space_of(path: bytes | str) -> dict[str, int] | None:
 def chosen_mounts(mounts: list[Mount]) -> tuple[list[Mount], list[Mount]]:
     """Returns the local mounts with space to report, and the mounts that other machines serve; each device once.
 
-    Any user may mount FUSE, and chooses its source: it hides no mount of root, and crowds none out.
+    Any user may mount a FUSE file system, and chooses its source. So such a mount never hides or displaces a mount of
+    root.
     """
     local: dict[str, Mount] = {}
     served: dict[tuple[str, str], Mount] = {}
@@ -100,7 +101,8 @@ def chosen_mounts(mounts: list[Mount]) -> tuple[list[Mount], list[Mount]]:
     counts: Counter[str] = Counter()
 
     def turn(mount: Mount) -> tuple[bool, int]:
-        """Returns the place of a mount: the mounts of root come first, and the other users take turns."""
+        """Returns the sort key of a mount: the mounts of root come first, then the mounts of the other users in
+        turn."""
         user = _user(mount)
         counts[user] += 1
         return user != _ROOT, counts[user]
@@ -134,13 +136,13 @@ def _shared(pid: int, start_ns: int) -> dict[str, object] | None:
     try:
         with Target(pid, start_ns) as target:
             mount = mount_of(parse_mounts(target.read("mountinfo", MAX_MOUNTINFO)), path=_SHARED_MEMORY)
-            # A container may have another file system there, which may not answer.
+            # A container may have another file system at /dev/shm, and that file system may not answer.
             if mount is None or mount.kind != "tmpfs":
                 return None
             space = space_of(f"/proc/self/fd/{target.dir_fd}/root/dev/shm")
             return None if space is None else {**_named(mount), **space}
     except ProbingError:
-        return None  # the process ended, or may not be read
+        return None  # the process ended, or cannot be read
 
 
 def _named(mount: Mount) -> dict[str, str]:
@@ -157,8 +159,8 @@ def _mounts(pid: int) -> list[Mount]:
 
 
 def _root() -> bytes:
-    """Returns the root directory of the node's first process; empty, which means the reader's root, if that may not be
-    read. The mounts of the first process are the mounts of the node.
+    """Returns the root directory of the node's first process, whose mounts are the mounts of the node. Returns an empty
+    path, which means the reader's root, if that directory cannot be read.
     """
     try:
         os.listdir("/proc/1/root/proc/1")  # noqa: PTH208

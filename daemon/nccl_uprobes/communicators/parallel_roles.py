@@ -1,8 +1,8 @@
 """Concludes the parallel role of a communicator: world, tp, pp, dp, ep, or unknown if the evidence is not enough.
 
-The strongest evidence is the communicator's name, given by a framework; then its size, its operations, and its members
-among the ranks of the job, as far as this node knows them. A job may use a group in an unusual way, so ``why`` holds
-the evidence for the role.
+The strongest evidence is the name that a framework gave the communicator. Next come its size, its operations, and the
+ranks that its members have in the job, as far as this node knows them. A job may use a group in an unusual way, so
+``why`` holds the evidence for the role.
 
 ``Uses`` counts the calls and bytes of each communicator in each process, from which roles follow.
 """
@@ -35,7 +35,7 @@ __all__ = (
 
 _ENOUGH = 10
 _ONLY, _MOSTLY, _HALF = 0.9, 0.8, 0.5
-# A tensor-parallel group has at least _BUSIER times the operations of a group that reduces gradients.
+# A tensor-parallel group has at least _BUSIER times as many operations as a group that reduces gradients.
 _BUSIER = 2
 _TRANSFERS = ("send", "recv")
 _REDUCTIONS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -98,7 +98,8 @@ def stride_of(ranks: Mapping[int, int], size: int | None, world_size: int | None
     """Returns the distance in job ranks between neighbours in a communicator; None if the distances differ or are
     unknown.
 
-    If only one member is known, the stride follows only for the innermost and the outermost groups of the job's ranks.
+    If only one member is known, the stride can be derived only for the innermost and the outermost groups of the job's
+    ranks.
     """
     if size is None or size < 2:
         return None
@@ -120,7 +121,7 @@ def _by_name(name: str | None) -> str | None:
     words = set(re.split(r"[^a-z0-9]+", (name or "").lower()))
     roles = {role for role, of_role in _WORDS.items() if not words.isdisjoint(of_role)}
     if roles == {"dp", "ep"}:
-        # Data parallelism between the replicas of an expert.
+        # A name with words of both roles means data parallelism between the replicas of an expert.
         return "dp"
     return roles.pop() if len(roles) == 1 else None
 
@@ -128,7 +129,7 @@ def _by_name(name: str | None) -> str | None:
 def _by_place(facts: Facts, others: Sequence[Facts]) -> Role:
     stride = facts.stride
     if stride is None:
-        return Role("unknown", "this node does not know which ranks of the job it has")
+        return Role("unknown", "the distance between its ranks in the job is unknown, or not always the same")
     place = "neighbours" if stride == 1 else f"{stride} apart"
     rivals = [other for other in others if _is_rival(other, stride)]
     if not rivals:
@@ -145,7 +146,9 @@ def _by_place(facts: Facts, others: Sequence[Facts]) -> Role:
 
 
 def _is_rival(other: Facts, stride: int) -> bool:
-    """Returns whether ``other`` has another stride, and one of the two strides is 1."""
+    """Returns whether ``other`` can be compared with a communicator of stride ``stride``: ``other`` does not have
+    all ranks of the job, has mostly reductions, enough operations and another stride, and one of the two strides is 1.
+    """
     if other.size == other.world_size or other.share(_REDUCTIONS) < _MOSTLY or other.total < _ENOUGH:
         return False
     its = other.stride
@@ -155,10 +158,10 @@ def _is_rival(other: Facts, stride: int) -> bool:
 Key = tuple[int, int, str]
 """(pid, start_ns, comm)."""
 _MAX_USES = 8192
-# The shortest time between two conclusions about a communicator.
+# The minimum time between two conclusions about a communicator.
 _REST_NS = 2_000_000_000
-# The most conclusions of a round, and the most other communicators, the busiest of a process, with which a communicator
-# is compared. With more than _MANY communicators there is a time between two rounds.
+# A round makes at most _MAX_OF_ROUND conclusions. A communicator is compared with at most _MAX_RIVALS communicators:
+# the busiest of its process. If there are more than _MANY communicators, rounds are at least _ROUND_NS apart.
 _MAX_OF_ROUND, _MAX_RIVALS = 128, 32
 _MANY, _ROUND_NS = 1_024, 250_000_000
 _Members = dict[tuple[str, str, str], dict[int, int]]
@@ -182,10 +185,11 @@ class Use:
 
 
 class Uses:
-    """The uses of communicators by the processes of this node. For one thread, which drains the rings: a process may
-    have thousands of communicators, so each round concludes a limited number of roles, and the processes take turns.
+    """The uses of communicators by the processes of this node. Not thread-safe: the draining thread owns it. A process
+    may have thousands of communicators, so each round concludes a limited number of roles, and the processes take
+    turns.
 
-    Once there are more than 8,192 uses, the process with the most loses the use that was added first.
+    Once there are more than 8,192 uses, the process with the most uses loses its oldest use.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -218,7 +222,7 @@ class Uses:
             use.fresh = True
 
     def describe(self, key: Key, name: str | None, size: int | None, rank: int | None) -> None:
-        """Sets what is known of a communicator; its role is concluded anew, and counts as changed."""
+        """Sets name, size and rank of a communicator. Its role is concluded again, and then counts as changed."""
         if (use := self._uses.get(key[:2], {}).get(key[2])) is not None:
             use.name, use.size, use.rank, use.role, use.looked = name, size, rank, None, 0
 
@@ -234,7 +238,8 @@ class Uses:
         ]
         if not due:
             return []
-        # Otherwise those of the first processes would be due again before it is the turn of the last ones.
+        # Without this order, communicators of the first processes would be due again before the last processes get a
+        # turn.
         due.sort(key=lambda each: each[2])
         if self._count > _MANY:
             self._next_round = now + _ROUND_NS
@@ -289,7 +294,7 @@ class Uses:
 
 
 def _counted(operations: Operations) -> Iterator[tuple[int, str, int, int]]:
-    """Yields (index of the first operation, name, number, bytes) for the operations of each entity and kind."""
+    """Yields (index of first operation, operation name, count, total bytes) for each entity and kind of operation."""
     cells = operations.entity_of * (len(OPS) + 1) + operations.op + 1
     distinct, first, inverse, calls = np.unique(cells, return_index=True, return_inverse=True, return_counts=True)
     sizes = np.bincount(inverse, np.maximum(operations.size, 0), len(distinct))

@@ -25,9 +25,10 @@ __all__ = ("RING", "TABLE", "Communicators")
 
 RING = "communicators"
 TABLE = "comm.communicators"
-# The most communicators that are kept; each takes about a kilobyte of memory.
+# The maximum number of communicators that are kept; each takes about a kilobyte of memory.
 _MAX_KNOWN = 16384
-# The most names that are kept of communicators of a process whose address another communicator has now.
+# The maximum number of names of replaced communicators that are kept for each process. A communicator is replaced when
+# another communicator has its address.
 _MAX_REPLACED = 256
 _MAX_BACKENDS = 65536
 _UNKNOWN_BYTE, _UNKNOWN_WORD = 0xFF, (1 << 64) - 1
@@ -39,7 +40,7 @@ _IDENTITIES = ("none", "struct", "unique_id", "derived")
 # ncclResult_t
 _SUCCESS, _IN_PROGRESS = 0, 7
 _Place = tuple[int, int, int | str]
-"""(pid, start_ns, address of the communicator, or its name where the address is not known)."""
+"""(pid, start_ns, address of the communicator, or its name if the address is not known)."""
 
 
 class _Row(TypedDict, total=False):
@@ -75,9 +76,9 @@ class _Row(TypedDict, total=False):
 
 @dataclass(slots=True)
 class _Process:
-    """The communicators of a process. ``rows``: the newest row of each, by its address, or by its name if that is not
-    known. ``named``: the keys of ``rows``, by name. ``replaced``: the last names of communicators whose address another
-    communicator has now.
+    """The communicators of a process. ``rows`` holds the newest row of each communicator, by its address, or by its
+    name if the address is not known. ``named``: name -> key in ``rows``. ``replaced`` holds the latest names of
+    communicators whose address another communicator has now.
     """
 
     rows: dict[int | str, _Row] = field(default_factory=dict)
@@ -108,10 +109,11 @@ class _Process:
 
 
 class Communicators:
-    """The communicators of this node's processes. For one thread; ``processes_of`` and ``backends_of`` are for any.
+    """The communicators of this node's processes. Not thread-safe, except the methods that say so.
 
-    Once there are more than 16,384, the process with the most loses the one without an event for the longest time.
-    ``joined(pid, start_ns, membership)`` is called for communicators of processes whose rank is unknown.
+    Once there are more than 16,384 communicators, the process with the most communicators loses the communicator whose
+    last event is the oldest. ``joined(pid, start_ns, membership)`` is called for communicators of processes whose rank
+    is unknown.
     """
 
     def __init__(
@@ -145,19 +147,19 @@ class Communicators:
         return batch_of(TABLE, rows) if rows else None
 
     def processes_of(self, comm: str) -> list[tuple[int, int]]:
-        """Returns (pid, start_ns) of the processes that have a communicator of this name. For any thread."""
+        """Returns (pid, start_ns) of the processes that have a communicator of this name. Thread-safe."""
         return [key for key, process in list(self._known.items()) if comm in process.named]
 
     def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
-        """Returns the backends whose operations the process has called: "gloo", "nccl". For any thread."""
+        """Returns the backends whose operations the process has called: "gloo", "nccl". Thread-safe."""
         return self._backends.get((pid, start_ns), frozenset())
 
     def processes(self) -> set[tuple[int, int]]:
-        """Returns (pid, start_ns) of the processes of which something is kept. For any thread."""
+        """Returns (pid, start_ns) of the processes whose communicators or backends are kept. Thread-safe."""
         return {*list(self._known), *list(self._backends)}
 
     def forget_backends(self, pid: int, start_ns: int) -> None:
-        """Drops the backends of a process that called exec. For any thread."""
+        """Drops the backends of a process that called exec. Thread-safe."""
         self._backends.pop((pid, start_ns), None)
 
     def forget(self, ended: Collection[tuple[int, int]]) -> None:
@@ -243,7 +245,7 @@ class Communicators:
         if "parallel_role" not in row:
             role = self._first_role(row)
             row |= {"parallel_role": role.name, "parallel_role_why": role.why}
-        # A call that failed leaves no communicator behind.
+        # A call that failed made no communicator: its record has the address 0.
         if place[2]:
             self._keep(place, row)
         return row
@@ -271,7 +273,7 @@ class Communicators:
         place = (*key[:2], process.named.get(key[2], key[2]))
         before = process.rows.get(place[2])
         if before is None:
-            # There is no record of the communicator, or it was lost: only the operations describe it.
+            # The communicator has no record, or its record was lost: only the operations describe the communicator.
             before = {"comm": key[2], "name": use.name, "backend": use.backend, "size": use.size, "rank": use.rank}
             before |= {"created": use.first_seen + pair.mono_to_utc_ns, "state": "active"}
         elif (before.get("parallel_role"), before.get("parallel_role_why")) == (role.name, role.why):
@@ -309,7 +311,7 @@ def _recorded(record: np.void) -> _Row:
 
 
 def _outcome(record: np.void, event: int) -> _Row:
-    """Returns the columns that the event changes. The result "in progress" is no error."""
+    """Returns the columns that the event changes. The result "in progress" is not an error."""
     result = int(record["result"])
     failed = result not in (_SUCCESS, _IN_PROGRESS, _UNKNOWN_BYTE)
     name = NCCL_RESULTS[result] if result < len(NCCL_RESULTS) else f"ncclResult_t {result}"
@@ -323,15 +325,16 @@ def _outcome(record: np.void, event: int) -> _Row:
 
 
 def _is_another(before: _Row, recorded: _Row, event: int) -> bool:
-    """Returns whether the address belongs to another communicator than before."""
+    """Returns whether the address now belongs to a communicator other than the one in ``before``."""
     if event == _MADE or (event == _SEEN and before["state"] in ("destroyed", "aborted", "failed")):
         return True
     return None not in (before["comm"], recorded.get("comm")) and before["comm"] != recorded["comm"]
 
 
 def _is_made_again(before: _Row, entity: Entity, ts: int) -> bool:
-    """Returns whether a process group was made after the one of ``before``, with its name and for other ranks: torch
-    counts the groups that it names anew after destroy_process_group. ``ts``: of a call on it, UTC.
+    """Returns whether ``entity`` is a later process group than the one in ``before``: it has the same name and another
+    number of ranks. Names recur, because torch numbers its groups from the start again after destroy_process_group.
+    ``ts``: the time of a call on ``entity``, UTC ns.
     """
     return entity.comm_size not in (None, before["size"]) and ts > before["created"]
 

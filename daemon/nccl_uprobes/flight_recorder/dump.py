@@ -1,8 +1,8 @@
 """Parses dumps of PyTorch's flight recorder into rows of ``python.torch_nccl_flight_record``. Runs in the parser.
 
 Keys are from torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13); older
-versions number operations as ``seq_id`` and give times in microseconds. A dump is a pickle, or JSON if the job asked
-its WorkerServer for it.
+versions have the sequence number in ``seq_id``, and times in microseconds. A dump is a pickle, or JSON if the job asked
+its WorkerServer for the dump.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STATES = ("scheduled", "started", "completed")
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """Returns the handler of the parser's request ``flight_dump`` (one descriptor), which answers a Dump as JSON."""
+    """Returns the handler of the parser's request ``flight_dump``: takes one descriptor, answers a Dump as JSON."""
     return {"flight_dump": _answer}
 
 
@@ -56,7 +56,7 @@ def dump_rows(dump: Any) -> Dump:
 
 def _answer(request: Message) -> bytes:
     if len(request.fds) != 1:
-        raise UsageError("flight_dump takes one descriptor")
+        raise UsageError('the request "flight_dump" takes one descriptor')
     fd = request.fds[0]
     size = os.fstat(fd).st_size
     if size > MAX_FILE:

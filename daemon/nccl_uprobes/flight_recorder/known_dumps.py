@@ -1,4 +1,4 @@
-"""Remembers the dumps that were read, in a file, so that the next daemon does not report them again."""
+"""Remembers in a file which dumps were read, so that the next daemon does not report them again."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class DumpFile(NamedTuple):
 
 
 class KnownDumps:
-    """The snapshot ids of the newest 4096 dumps that were read, with their users: the oldest of the user with the most
-    dumps is dropped. Without a path they are lost when the process ends.
+    """The snapshot ids of up to 4096 dumps that were read, with their users. If there are more, the user with the most
+    dumps loses its oldest id. Without a path, the ids are lost when the process ends.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -61,7 +61,7 @@ class KnownDumps:
         self._known[number] = user
         self._changed = True
         while len(self._known) > MAX_KNOWN:
-            # A dump of another user that is forgotten would be reported again.
+            # A forgotten dump is reported again, so a user must not push out the dumps of other users.
             most = crowding(self._known.values())
             del self._known[next(number for number, user in self._known.items() if user == most)]
 

@@ -12,7 +12,7 @@ RecordRow = dict[str, str | int | bool | None]
 
 class Dump(TypedDict):
     """A dump. ``rows`` lack the columns of node, time and process. ``version``: the version of the dump's format.
-    ``world_size``: None if unknown. ``skipped``: number of records that were malformed or exceeded a bound."""
+    ``world_size``: None if unknown. ``skipped``: number of records that were malformed or exceeded a limit."""
 
     version: str
     world_size: int | None

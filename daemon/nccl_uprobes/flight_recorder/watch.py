@@ -1,8 +1,9 @@
 """Finds and reads the dumps of PyTorch's flight recorder that trainers write by themselves.
 
-A trainer writes its dump when a collective has timed out, and aborts itself later: ProcessGroupNCCL waits at least
-TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s. So a look every 5 s finds the dump while the trainer lives. A dump written
-just before the exit is read after it, unless it is in a container's own file system, which ends with the container.
+A trainer writes its dump when a collective has timed out. ProcessGroupNCCL then waits at least
+TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s, before it aborts the trainer. So a search every 5 s finds the dump while the
+trainer lives. A dump that was written just before the exit is read after the exit, unless it lies in a container's own
+file system, which goes away with the container.
 
 A dump's name is a prefix and the rank, as in DebugInfoWriter::getWriter (torch/csrc/distributed/c10d/
 FlightRecorder.cpp). A prefix that the job sets in its environment after its start is not visible; then only files with
@@ -38,19 +39,20 @@ __all__ = ("FlightRecorderWatch", "candidates")
 
 TABLE = "python.torch_nccl_flight_record"
 LOOK_S = 5.0
-# The pause after a directory of a process could not be read, s, at first and at most.
+# The first and the longest pause after the files of a process could not be listed, s.
 LEFT_ALONE_S, MOST_ALONE_S = 60.0, 960.0
 MAX_TRIES = 3
 MAX_FAILURES = 1_024
-# The most processes that ended whose dumps wait.
+# The maximum number of ended processes whose dumps wait to be read.
 MAX_ENDED = 1_024
 READ_TIMEOUT_S = 2.0
 PARSE_TIMEOUT_S = 30.0
-# A dump that is written again and again is read after 10, 20, 40 ... s.
+# A dump that is written again and again is read again after 10, 20, 40 ... s.
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 600.0
-# If a dump took longer than SLOW_S, the dumps of its user wait for SLOW_FACTOR times as long.
+# If reading a dump took longer than SLOW_S, the other dumps of its user wait SLOW_FACTOR times as long as it took.
 SLOW_S, SLOW_FACTOR = 2.0, 10
-# A file older than its process by SLACK_NS belongs to an earlier process; file systems have coarse clocks.
+# A file that is older than its process by more than SLACK_NS belongs to an earlier process. The slack is needed because
+# file systems have coarse clocks.
 SLACK_NS = 1_000_000_000
 _PREFIX_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DEFAULTS = (
@@ -72,7 +74,7 @@ class _Pause(NamedTuple):
 
 @dataclass(slots=True)
 class _Watched:
-    """A watched trainer. ``last``: path -> stamp at the last look. ``pauses``: when a path may be read again.
+    """A watched trainer. ``last``: path -> stamp at the last look. ``pauses``: path -> when it may be read again.
     ``witness``: a process that sees the same files, through which ``places`` (absolute paths) are read after the
     trainer's exit."""
 
@@ -90,7 +92,7 @@ class _Watched:
 
 class FlightRecorderWatch(Source):
     """Reads the dumps that trainers write. ``remembered``: a file that lists dumps already read, so that the next
-    daemon does not read them again. ``look`` is for one thread."""
+    daemon does not read them again. ``look`` is not thread-safe."""
 
     name = "flight_recorder"
     table = TABLE
@@ -120,10 +122,10 @@ class FlightRecorderWatch(Source):
         self._done = KnownDumps(remembered)
         self._failures: dict[Stamp, int] = defaultdict(int)
         self._reasons: dict[ProcessKey, str] = {}
-        # The owners of whom a process did not answer in this look: their others wait for the next, since each costs
-        # seconds, and dumps of other users must not wait for all of them.
+        # Owners with a process that did not answer in this look. Their other processes wait for the next look: each may
+        # cost seconds, and the dumps of other users must not wait that long.
         self._silent: set[int] = set()
-        # By uid: the time.monotonic() until which the user's dumps wait.
+        # uid -> the time.monotonic() until which the user's dumps wait.
         self._rests: dict[int, float] = {}
         # Processes that have ended, whose dumps wait.
         self._ended: list[_Watched] = []
@@ -161,12 +163,12 @@ class FlightRecorderWatch(Source):
         return [totals.of(self.name, TABLE, reason=self.reason)]
 
     def process_identified(self, who: Identity) -> None:
-        """Looks for the trainer's paths at once, as the trainer may end early."""
+        """Looks for the trainer's paths at once, because the trainer may end early."""
         if who.role == "trainer":
             self._worker.wake()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Drops the paths of a process that called exec, as its environment has changed."""
+        """Drops the paths of a process that called exec, because its environment has changed."""
         if (watched := self._watched.get(ProcessKey(pid, start_ns))) is not None:
             watched.paths = ()
 
@@ -177,7 +179,8 @@ class FlightRecorderWatch(Source):
 
     def look(self) -> int:
         """Reads the dumps that are new and no longer change. Returns the number of dumps read."""
-        # The ids are saved one look after the rows: a kill in between reports a dump twice rather than never.
+        # The ids are saved one look after the rows: if the daemon is killed in between, a dump is reported twice, not
+        # lost.
         self._done.save()
         live = {who.key: who for who in self._processes.live() if who.role == "trainer"}
         self._ended += [self._watched.pop(key) for key in self._watched.keys() - live.keys()]
@@ -194,7 +197,7 @@ class FlightRecorderWatch(Source):
             for watched, found in self._finished(key, who):
                 finished.setdefault(found.stamp, (watched, found))
         for watched, found in in_turn(finished.values(), lambda one: one[0].uid):
-            # A dump of the same user may have taken long meanwhile.
+            # An earlier dump in this loop may have taken so long that the other dumps of its user have to wait.
             if self._may_read(watched, found):
                 count += self._read_finished(watched, found)
         return count
@@ -237,7 +240,7 @@ class FlightRecorderWatch(Source):
         return now < self._rests.get(uid, now)
 
     def _rest(self, uid: int, began: float) -> None:
-        """Lets the dumps of a user wait, if those read since ``began`` took long."""
+        """Makes the dumps of a user wait if reading has taken long since ``began``."""
         now = time.monotonic()
         self._rests = {uid: until for uid, until in self._rests.items() if until > now}
         if now - began > SLOW_S:
@@ -263,8 +266,8 @@ class FlightRecorderWatch(Source):
         return bool(found.size) and found.mtime_ns >= began and found.snapshot_id not in self._done
 
     def _look_at_ended(self) -> int:
-        """Reads the dumps of processes that have ended; those of a user that rests wait. Returns the number of dumps
-        read.
+        """Reads the dumps of processes that have ended, unless their user has to wait (``_rest``). Returns the number
+        of dumps read.
         """
         count = 0
         ended, self._ended = in_turn(self._ended, lambda watched: watched.uid), []
@@ -277,12 +280,12 @@ class FlightRecorderWatch(Source):
             self._rest(watched.uid, began)
         if dropped := self._ended[MAX_ENDED:]:
             del self._ended[MAX_ENDED:]
-            self._lost(None, f"too many dumps of ended processes wait: those of {len(dropped)} processes are not read")
+            self._lost(None, f"too many ended processes have unread dumps: {len(dropped)} processes are left out")
         return count
 
     def _last_look(self, watched: _Watched, ended: list[_Watched]) -> int:
-        """Reads the dumps of a process that has ended, even if they look unfinished. ``ended``: others that have ended.
-        Returns the number of dumps read.
+        """Reads the dumps of a process that has ended, even if they look unfinished. ``ended``: the other processes
+        that have ended. Returns the number of dumps read.
         """
         if watched.witness is None:
             if watched.last:
@@ -295,7 +298,7 @@ class FlightRecorderWatch(Source):
             try:
                 found, fd = self._open([watched.witness, 0], place, watched.uid)
             except (UnsupportedTarget, ProcessGone) as e:
-                # Usually there is no dump.
+                # Most processes leave no dump, so only a dump that was seen before counts as lost.
                 if place in watched.last:
                     self._lost(watched.who, f"the process ended, and its dump cannot be read: {e.message}")
                 continue
@@ -303,7 +306,7 @@ class FlightRecorderWatch(Source):
                 # The other places are on the same file system, and would take as long.
                 self._lost(watched.who, f"the process ended, and it is not known whether it left a dump: {e.message}")
                 break
-            # Another job of the user may have written it.
+            # Another job of the user may have written the dump.
             same = (watched.uid, watched.witness)
             others = (other for other in (*self._watched.values(), *ended) if (other.uid, other.witness) == same)
             owners = [other.who for other in others if place in other.places and self._is_new(other.who, found)]
@@ -382,7 +385,7 @@ class FlightRecorderWatch(Source):
         stamp = found.stamp
         self._failures[stamp] += 1
         if len(self._failures) > MAX_FAILURES:
-            # The oldest failure is dropped, as its file has usually been written again.
+            # The oldest failure is dropped, because its file has usually been written again.
             del self._failures[next(iter(self._failures))]
         if not final and isinstance(error, TargetTimeout | InternalError) and self._failures[stamp] < MAX_TRIES:
             return

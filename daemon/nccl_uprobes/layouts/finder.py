@@ -34,20 +34,21 @@ __all__ = ("LayoutFinder",)
 
 _ONLY_MADE = "only communicators whose creation was seen are known"
 _UNGUARDED = f"NCCL before 2.21 has no magic words in its communicators: {_ONLY_MADE}"
-# The most files that wait, of all owners and of one, and the most layouts from files of one user other than root: any
-# user can make a library with any debugging information.
+# The maximum numbers of waiting files of all owners, of waiting files of one owner, and of layouts from files of one
+# user other than root. Limits for each user are needed, since any user can make a library with any debugging
+# information.
 _MAX_WAITING, _MAX_WAITING_OF_OWNER, _MAX_OF_USER = 256, 64, 8
 _MAX_FILES = 4096
 _TRIES = 3
 _STOP_S = 5.0
-# The time for parsing a libnccl with debug information, s: a parser takes seconds for it.
+# The timeout for parsing a libnccl with debug information, s; a parser needs seconds.
 _PARSE_S = 15.0
 _MAX_REASONS = 256
 _MAX_CACHE = 1 << 20
 _BUILD_ID = re.compile("[0-9a-f]{8,128}")
-# The size of commHash and of rank, nRanks, cudaDev and nvmlDev after it, in bytes.
+# The size in bytes of commHash and the fields that follow: rank, nRanks, cudaDev and nvmlDev.
 _ROW = 24
-# What the programs take for the end of the list, and for a layout that fits no communicator.
+# The value that marks the end of the layouts for the programs, and the value of a layout that fits no communicator.
 _END, _NONE = bytes(len(NCCL_LAYOUTS[0].pack())), NcclLayout((), (), ABSENT, ABSENT).pack()
 _log = logging.getLogger(__name__)
 
@@ -55,14 +56,15 @@ _log = logging.getLogger(__name__)
 class LayoutFinder:
     """Adds layouts to the map ``layouts`` after the shipped ones, and keeps them in the file ``cache``.
 
-    Call ``start`` before the first ``attach``; both are safe for any thread.
+    Call ``start`` before the first ``attach``. Thread-safe.
     """
 
     def __init__(self, parsers: ParserPool, layouts: Map, cache: Path | None = None) -> None:
         self._parsers = parsers
         self._layouts = layouts
         self._cache = cache
-        # The entries of the map with the owners of their files, root for the shipped ones; None: not known any more.
+        # The entries of the map with the owners of their files; shipped layouts belong to root. None: an entry that an
+        # earlier daemon wrote, and that this daemon does not know.
         self._slots: list[tuple[NcclLayout, int] | None] = []
         self._reasons: dict[str, str] = {}
         self._files: dict[tuple[int, ...], None] = {}
@@ -87,8 +89,8 @@ class LayoutFinder:
             return tuple(layout for layout, _ in self._added)
 
     def start(self) -> None:
-        """Writes the shipped layouts and the cached layouts into the map. Those that an earlier daemon wrote keep their
-        indexes, also if this daemon ships others.
+        """Writes the shipped layouts and the cached layouts into the map. Layouts that an earlier daemon wrote keep
+        their indexes, even if this daemon ships other layouts.
         """
         wanted = {layout.pack(): (layout, 0) for layout in NCCL_LAYOUTS}
         for layout, owner in self._load():
@@ -181,8 +183,9 @@ class LayoutFinder:
         owner = os.fstat(fd).st_uid
         unguarded = {build: layout.version for layout in UNGUARDED_LAYOUTS for build in layout.build_ids}
         with self._lock:
-            # Any user can give a library the build id of another: it tells nothing of the file of another user, except
-            # that a stripped one may be of this build.
+            # Any user can give a library the build id of another library. So a build id counts as known only if its
+            # layout is from a file of root or of this file's owner; otherwise this file is examined, too. If it is
+            # stripped, no reason is reported, because the file may really be of the known build.
             entries = self._entries
         known = [build for layout, user in entries if user in (0, owner) for build in layout.build_ids]
         all_builds = {build for layout, _ in entries for build in layout.build_ids}
@@ -213,7 +216,7 @@ class LayoutFinder:
 
     @property
     def _entries(self) -> list[tuple[NcclLayout, int]]:
-        """Returns the layouts in the map, with their owners. With the lock, as ``_added``."""
+        """Returns the layouts in the map, with their owners. The caller holds the lock, as for ``_added``."""
         return [slot for slot in self._slots if slot is not None]
 
     @property
@@ -221,23 +224,25 @@ class LayoutFinder:
         return [(layout, owner) for layout, owner in self._entries if layout not in NCCL_LAYOUTS]
 
     def _check(self, layout: NcclLayout, owner: int, entries: Sequence[tuple[NcclLayout, int]]) -> None:
-        """Raises UnsupportedTarget for a layout that must not be in the map beside ``entries``, and for too many from
-        files of the user ``owner``.
+        """Raises UnsupportedTarget if ``layout`` must not be in the map beside ``entries``, or if too many layouts are
+        from files of the user ``owner``.
         """
         if layout.end_magic % 8 or not 8 <= layout.comm_hash <= layout.end_magic - _ROW or layout.end_magic == ABSENT:
             raise UnsupportedTarget("struct ncclComm of this library has impossible offsets")
         if any(other.offsets == layout.offsets for other, _ in entries):
             return
         # The programs tell layouts apart by the offset of the second magic word. Any user can make a library with wrong
-        # offsets, and root's is believed.
+        # offsets, so only a library of root may replace the layout of another user.
         if any(other.end_magic == layout.end_magic and (owner or not user) for other, user in entries):
             raise UnsupportedTarget("another build has a struct ncclComm of this size, laid out in another way")
         if owner and sum(user == owner for _, user in entries) >= _MAX_OF_USER:
-            raise UnsupportedTarget(f"{_MAX_OF_USER} other builds of NCCL of uid {owner} are known")
+            raise UnsupportedTarget(
+                f"{_MAX_OF_USER} builds of NCCL, the maximum for one user, are already known for uid {owner}"
+            )
 
     def _add(self, layout: NcclLayout, owner: int) -> None:
-        """Adds ``layout`` to the map, or puts it in the place of a user's. Raises UnsupportedTarget as ``_check``, and
-        if the map is full.
+        """Adds ``layout`` to the map, or replaces a user's layout with the same second magic word. Raises
+        UnsupportedTarget like ``_check``, and if the map is full.
         """
         with self._lock:
             self._check(layout, owner, self._entries)

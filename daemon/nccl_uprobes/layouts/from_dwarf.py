@@ -1,8 +1,8 @@
 """Reads the offsets of the members of NCCL's structs from the DWARF of a library. Runs in the parser.
 
-pyelftools walks the entries, over sections that ``elf.file`` has read within bounds. It checks little: damaged entries
-can raise any error, and hostile entries end at the parser's limits of memory and processor time. The result is not
-trusted: the BPF programs that use it check NCCL's two magic words first. The names of the members come from
+pyelftools walks the entries, over sections that ``elf.file`` has read within bounds. pyelftools checks little: damaged
+entries can raise any error, and hostile entries are stopped by the parser's limits of memory and CPU time. The result
+is not trusted: the BPF programs that use it check NCCL's two magic words first. The names of the members come from
 src/include/comm.h and info.h of NCCL 2.18 to 2.32.
 """
 
@@ -42,19 +42,19 @@ COMM_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "seq_number": ("seqNumber",),
     "end_magic": ("endMagic",),
 }
-"""Our name -> possible names of the member of struct ncclComm; the first that exists counts."""
+"""Our name -> possible names of the member of struct ncclComm; the first name that exists is used."""
 INFO_MEMBERS: Mapping[str, tuple[str, ...]] = {
     name: (name,) for name in ("coll", "count", "datatype", "op", "root", "comm", "stream")
 }
-"""The same for struct ncclInfo."""
+"""Our name -> possible names of the member of struct ncclInfo."""
 # Entries refer to all of these sections, even if only names and types are read.
 _READ = ("info", "abbrev", "str", "line_str", "str_offsets", "addr", "loclists", "rnglists")
 _UNREAD = ("aranges", "frame", "line", "loc", "pubnames", "pubtypes", "ranges", "sup", "types")
-# The limit of a section's size; the largest in a published library has 22 MB.
+# The limit of a section's size. The largest section in a published library has 22 MB.
 _MAX_SECTION = 64 << 20
 _MAX_CONSTANTS = 64 << 20
 _VERSION = re.compile(rb"(?<![^\0])NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})\+cuda")
-# The limit of the size of struct ncclComm, which has some 1 MB.
+# The limit of the size of struct ncclComm. The struct has about 1 MB.
 _MAX_STRUCT = 64 << 20
 _NEEDED = ("comm_hash", "rank", "nranks", "cuda_device")
 _SINCE_2_26 = "config.trafficClass"
@@ -70,8 +70,8 @@ _Members = dict[str, tuple[int, DIE]]
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """Returns the handler of the parser's request ``nccl_layout`` (``known``: build ids in hex; one descriptor: the
-    library).
+    """Returns the handler of the parser's request ``nccl_layout``. The request has ``known``, a list of build ids in
+    hex, and one descriptor, of the library.
 
     Answers JSON with the keys of Layout, ``version`` as from ``nccl_version``, ``known`` (whether the build is in the
     request's list) and ``why``. ``comm`` and ``info`` are null for a known build. They are also null for a build
@@ -81,9 +81,9 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
 
 
 class Layout(TypedDict):
-    """The layout that a library's DWARF describes. ``build_id`` in hex; ``comm``: a name of COMM_MEMBERS -> offset,
-    ``size`` -> bytes, ``seq_count`` -> number; ``info``: a name of INFO_MEMBERS -> offset, ``size`` -> bytes. Members
-    that do not exist are left out."""
+    """The layouts that a library's DWARF describes. ``build_id`` is in hex. ``comm`` has the offset of each name of
+    COMM_MEMBERS, the ``size`` of the struct in bytes, and ``seq_count``, the length of the array seqNumber. ``info``
+    has the offset of each name of INFO_MEMBERS, and ``size``. Members that do not exist are left out."""
 
     build_id: str | None
     comm: dict[str, int]
@@ -91,7 +91,7 @@ class Layout(TypedDict):
 
 
 def nccl_layout(fd: int) -> Layout:
-    """Returns the layouts of the libnccl with descriptor ``fd``, which the caller keeps.
+    """Returns the layouts of the libnccl that is open as ``fd``. The caller owns ``fd`` and closes it.
 
     Raises UnsupportedTarget for a library that is stripped or damaged.
     """
@@ -113,7 +113,7 @@ def nccl_layout(fd: int) -> Layout:
 
 def nccl_version(elf: Elf) -> str | None:
     """Returns a version such as "2.27.5", from the text that NCCL prints (showVersion in init.cc); stripped libraries
-    have it, too.
+    contain this text, too.
     """
     found = _VERSION.search(elf.section(".rodata", _MAX_CONSTANTS))
     return found[1].decode() if found else None
@@ -128,7 +128,7 @@ def _dwarf(elf: Elf) -> DWARFInfo:
 
 
 def _search(dwarf: DWARFInfo) -> tuple[dict[str, int] | None, dict[str, int] | None]:
-    """Returns the layouts of ncclComm and ncclInfo, of the first usable definition of each."""
+    """Returns the layouts of ncclComm and ncclInfo, each from the first usable definition of the struct."""
     comm, info = None, None
     for unit in dwarf.iter_CUs():
         for die in unit.get_top_DIE().iter_children():
@@ -146,7 +146,7 @@ def _search(dwarf: DWARFInfo) -> tuple[dict[str, int] | None, dict[str, int] | N
 def _answer(request: Message) -> bytes:
     known = request.header.get("known", [])
     if len(request.fds) != 1 or not isinstance(known, list) or len(known) > _MAX_KNOWN:
-        raise UsageError(f"nccl_layout takes one descriptor and {_MAX_KNOWN} known build ids at most")
+        raise UsageError(f'the request "nccl_layout" takes one descriptor and at most {_MAX_KNOWN} known build ids')
     elf = Elf(request.fds[0])
     raw = elf.build_id()
     build_id = raw.hex() if raw is not None else None
@@ -181,7 +181,9 @@ def _layout(die: DIE, wanted: Mapping[str, tuple[str, ...]], needed: tuple[str, 
 
 
 def _check(comm: Mapping[str, int]) -> None:
-    """Raises UnsupportedTarget unless the five fields follow each other, with a magic word at both ends or at none."""
+    """Raises UnsupportedTarget unless commHash and the four fields after it are adjacent, and the struct has a magic
+    word at both ends or at neither.
+    """
     first = comm["comm_hash"]
     row = (comm["rank"], comm["nranks"], comm["cuda_device"], comm.get("nvml_device", first + 20))
     guards = (comm.get("start_magic"), comm.get("end_magic"))

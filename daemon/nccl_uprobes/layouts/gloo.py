@@ -23,7 +23,8 @@ class GlooLayout(NamedTuple):
     """The values of ``struct gloo_layout`` (gloo.bpf.c) without its first word: offsets in bytes, ABSENT for a missing
     field.
 
-    The programs read 96 bytes of a group from its rank on, and 112 of a tensor from its sizes on.
+    The programs read 96 bytes of a process group, beginning with its rank, and 112 bytes of a tensor, beginning with
+    its sizes.
     """
 
     backend_rank: int = ABSENT
@@ -54,7 +55,7 @@ class GlooLayout(NamedTuple):
         return struct.pack(f"<{1 + len(self)}H", _PRESENT, *self)
 
 
-# The programs read operation, sequence number and times from arguments, so these are right for every build.
+# Operation, sequence number and times are right for every build, because the programs need no offsets for them.
 UNKNOWN_BUILD = GlooLayout()
 TORCH_2_13 = GlooLayout(
     backend_rank=16,
@@ -83,10 +84,10 @@ TORCH_2_13 = GlooLayout(
 )
 # Before torch 2.13 tensors had names, which take 8 bytes.
 TORCH_2_9 = TORCH_2_13._replace(tensor_sizes=64, tensor_numel=160, tensor_dtype=168)
-# The attach cookie contains the index: only append, so that the cookies of pinned links stay right.
+# Only append: the indexes are in attach cookies, and the cookies of pinned links must stay right.
 GLOO_LAYOUTS: tuple[GlooLayout, ...] = (UNKNOWN_BUILD, TORCH_2_13, TORCH_2_9)
 
-# A function that exists as long as tensors have names, and functions that exist since torch 2.9.
+# _NAMED_TENSORS: a function of the builds whose tensors have names. _MARKS: functions that exist since torch 2.9.
 _NAMED_TENSORS = "at4impl9has_namesE"
 _MARKS = ("16ProcessGroupGloo5splitE", "16ProcessGroupGloo5mergeE")
 

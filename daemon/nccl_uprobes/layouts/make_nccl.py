@@ -37,7 +37,9 @@ def layout_of(wheel: Path) -> NcclLayout:
 
 
 def merged(known: Sequence[NcclLayout], found: Iterable[NcclLayout]) -> tuple[NcclLayout, ...]:
-    """Returns ``known`` with the versions of ``found`` added: to entries with equal offsets, else as new entries."""
+    """Returns ``known`` with the layouts of ``found`` added. A layout adds its versions to the entry with equal
+    offsets, or becomes a new entry.
+    """
     entries = list(known)
     for layout in found:
         same = [index for index, entry in enumerate(entries) if entry.offsets == layout.offsets]

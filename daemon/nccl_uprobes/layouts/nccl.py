@@ -16,7 +16,7 @@ __all__ = ("ABSENT", "MAX_LAYOUTS", "NCCL_LAYOUTS", "UNGUARDED_LAYOUTS", "NcclLa
 
 ABSENT = 0xFFFF_FFFF
 MAX_LAYOUTS = 64
-"""Entries of the map ``nccl_layouts``."""
+"""The number of entries of the map ``nccl_layouts``."""
 _NO_OFFSETS = ("versions", "build_ids")
 
 
@@ -25,8 +25,8 @@ class NcclLayout(NamedTuple):
     field.
 
     rank, nRanks, cudaDev and nvmlDev follow ``comm_hash``. ``comm_name`` is a char*, in ncclConfig_t since 2.27.
-    ``seq_number`` is an array of ``seq_count`` u64, and ABSENT before 2.26, where NCCL does not always count.
-    ``versions`` and ``build_ids`` (hex) identify the wheels with this layout.
+    ``seq_number`` is an array of ``seq_count`` u64. It is ABSENT before 2.26, because those versions do not always
+    count operations. ``versions`` and ``build_ids`` (hex) identify the wheels with this layout.
     """
 
     versions: tuple[str, ...]
@@ -44,8 +44,8 @@ class NcclLayout(NamedTuple):
 
     @classmethod
     def of(cls, comm: Mapping[str, int], versions: tuple[str, ...] = (), build_ids: tuple[str, ...] = ()) -> NcclLayout:
-        """Returns the layout with the offsets ``comm``, from ``from_dwarf``. Raises UnsupportedTarget for impossible
-        offsets.
+        """Returns the layout with the offsets in ``comm``, which comes from ``from_dwarf``. Raises UnsupportedTarget
+        for impossible offsets.
         """
         offsets = {name: comm[name] for name in cls.offset_names() if name in comm}
         if "comm_hash" not in offsets or not all(
@@ -283,7 +283,8 @@ NCCL_LAYOUTS: tuple[NcclLayout, ...] = (
         seq_count=5,
     ),
 )
-# NCCL before 2.21 has no magic words, so freed memory of a communicator looks like a communicator.
+# The programs do not get these layouts: NCCL before 2.21 has no magic words, so freed memory of a communicator looks
+# like a communicator.
 UNGUARDED_LAYOUTS: tuple[NcclLayout, ...] = (
     NcclLayout(
         versions=("2.18.1",),

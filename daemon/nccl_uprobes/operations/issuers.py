@@ -1,7 +1,8 @@
-"""Finds the thread of each process that issues its collectives and so trains, which need not be the main thread.
+"""Finds the thread of each process that issues its collectives: the training thread, which need not be the main thread.
 
 Ray Train, vLLM's engine and embedded interpreters train in a thread of their own, while the main thread waits for
-tasks. Other threads, such as an asynchronous checkpoint's, issue fewer collectives than the training thread.
+tasks. Other threads, such as the thread of an asynchronous checkpoint, issue fewer collectives than the training
+thread.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ __all__ = ("Issuers",)
 
 MAX_PROCESSES = 4_096
 MAX_THREADS = 64
-# Each change makes a reader read the stacks of the process: after MAX_CHANGES there is one in CHANGE_S seconds at most.
+# Each change makes a reader read the stacks of the process. So after MAX_CHANGES changes, at most one change is
+# reported in CHANGE_S seconds.
 MAX_CHANGES, CHANGE_S = 16, 60.0
 # The counts are halved when a thread has issued this many collectives, so that another thread can take over.
 _MOST = 1 << 10
 
 
 class _Reported(NamedTuple):
-    """The thread that was reported last, the number of changes, and the time of the last one, on time.monotonic()."""
+    """The thread that was reported last, the number of changes, and the time of the last change (time.monotonic())."""
 
     tid: int
     changes: int
@@ -36,11 +38,11 @@ class _Reported(NamedTuple):
 
 
 class Issuers:
-    """Counts the collectives of the threads of each process. For one thread.
+    """Counts the collectives of the threads of each process. Not thread-safe.
 
-    ``changed(pid, start_ns, tid)`` is called when another thread than before issues most collectives. If threads issue
-    equally many, the main thread wins. It is not reported until another thread has issued a collective. ``runs(pid,
-    tid)``: whether a thread has not ended.
+    ``changed(pid, start_ns, tid)`` is called when another thread becomes the one that issues the most collectives. The
+    main thread is assumed at the beginning, without a call, and wins if several threads issue equally many. ``runs(pid,
+    tid)`` returns whether a thread still exists.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class Issuers:
 
     def follow(self, records: Array, processes: Iterable[ProcessKey]) -> None:
         """Counts ``records``, operations of the ring ``collectives``; ``processes``: the processes that issued them."""
-        # Nearly always the main threads issue all operations; only the records of other processes are counted.
+        # In nearly all processes the main thread issues all operations. Only the records of the other processes are
+        # counted, which saves time.
         pids = {key.pid for key in self._counts} | set(records["tgid"][records["tid"] != records["tgid"]].tolist())
         self._note_alone(key for key in processes if key.pid not in pids)
         if pids:
@@ -88,7 +91,7 @@ class Issuers:
             while len(self._counts) >= MAX_PROCESSES:
                 self.forget(next(iter(self._counts)))
         if issued.keys() - threads.keys():
-            # A process may start a new thread for each run of its training function.
+            # Ended threads are dropped: a process may start a new thread for each run of its training function.
             threads = {tid: count for tid, count in threads.items() if self._runs(key.pid, tid)}
         for tid, count in issued.items():
             if tid in threads or len(threads) < MAX_THREADS:

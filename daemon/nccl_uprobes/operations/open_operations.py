@@ -22,7 +22,7 @@ MAP = "operations"
 _SHARES = "operation_shares"
 # The slot has this name in bpf/collectives.bpf.h.
 (_OPEN,) = SLOTS.reserve("OPEN_SLOT", 253)
-SHARE = {_OPEN: "this process has used up its share of the room for operations in flight"}
+SHARE = {_OPEN: "this process has reached its limit of operations in flight"}
 _ABANDON = struct.Struct("<QQQQ")
 _CLOSE = struct.Struct("<QQQQQ")
 # Values of enum communicator_event of communicators.bpf.h.
@@ -32,13 +32,13 @@ _Array = npt.NDArray[Any]
 
 
 class OpenOperations:
-    """The open operations, entries of the map ``operations``. Safe for any thread. The methods ``close_*`` return the
-    number of closed operations.
+    """The open operations, entries of the map ``operations``. Thread-safe. The methods ``close_*`` return the number of
+    closed operations.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        # The arguments of ``close_before``, time by pid, for operations that it could not close.
+        # pid -> time: the arguments of the calls of ``close_before`` that could not close all their operations.
         self._missed: dict[int | None, int] = {}
         self._missing = threading.Lock()
 
@@ -87,8 +87,8 @@ class OpenOperations:
         return closed
 
     def close_before(self, mono_ns: int, pid: int | None = None) -> int:
-        """Closes operations called before ``mono_ns``, by ``pid`` or by all, since the probes may have missed their
-        ends. Operations for which the ring has no room now are left to ``close_missed``.
+        """Closes operations that ``pid``, or any process, called before ``mono_ns``, since the probes may have missed
+        their ends. Operations that do not fit into the ring now are left to ``close_missed``.
         """
 
         def called(keys: _Array, values: _Array) -> npt.NDArray[np.bool_]:
@@ -116,7 +116,7 @@ class OpenOperations:
 
 
 def abandoned(values: _Array) -> _Array:
-    """Returns the open operations of a replaced layout as abandoned operations: no probe will see their ends."""
+    """Returns open operations of another version of the daemon as abandoned: no probe will see their ends."""
     records = values.copy()
     records["state"] = STATE_ABANDONED
     return records

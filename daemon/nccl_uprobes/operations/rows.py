@@ -75,7 +75,8 @@ def _ending(records: Array, pair: ClockPair) -> dict[str, pa.Array[Any]]:
         "step": pa.nulls(len(records), pa.int64()),
         "launch_ns_after": _after(records["t_launch"], call),
         "start_ns_after": _after(records["t_start"], call),
-        # Exact ends are stored as done_hi_ns, ends without an upper bound as done_lo_ns; a view computes the others.
+        # Exact ends are stored as done_hi_ns, ends without an upper bound as done_lo_ns; a view computes the other
+        # columns.
         "done_lo_ns": _after(np.where(exact | ~open_ended, 0, low), call),
         "done_hi_ns": _after(np.where(exact, high, 0), call),
         "done_hi": columns.times(high.astype(np.int64) + pair.mono_to_utc_ns, exact | open_ended),

@@ -1,4 +1,4 @@
-"""The source of collectives: places the probes on gloo and NCCL, and turns their records into rows."""
+"""The source of collectives: attaches the probes to gloo, NCCL and JAX, and turns their records into rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OBJECTS = ("gloo", "nccl", "jax")
 # The BPF object that is loaded at the start; the others are loaded later.
 FIRST_OBJECT = OBJECTS[0]
 RING = "collectives"
-# The time between two looks for operations of processes that are gone, s.
+# The time between two searches for operations of processes that are gone, s.
 _CHECK_S = 5.0
 _MAX_ENDED = 16384
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class CollectivesSource(Source):
     ``Issuers``.
 
     Only the draining thread may call ``assemble`` and ``assemble_communicators``, which wait for no other thread; the
-    other methods are safe for several threads.
+    other methods are thread-safe.
     """
 
     name = "collectives"
@@ -86,14 +86,15 @@ class CollectivesSource(Source):
         self._communicators = Communicators(node, processes, joined)
         self._joined = joined
         self._issuers = Issuers(issues or _nobody_asks)
-        # Trainers whose environment names no rank.
+        # Trainers whose rank is unknown.
         self._unranked: set[ProcessKey] = set()
         self._attached: dict[tuple[int, int], list[Link]] = {}
         self._attaching = threading.Lock()
-        # For the draining thread: processes that ended, and processes that had ended before the last drain.
+        # Processes that ended since the last drain, and processes that ended before it. The draining thread drops their
+        # state.
         self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
         self._leaving: list[tuple[int, int]] = []
-        # Processes that were not alive at the last look, whether or not their exit was reported.
+        # Processes that were not alive at the last ``close_ended``, whether or not their exit was reported.
         self._gone: set[tuple[int, int]] = set()
         self._next_check = 0.0
         # The lock guards ``_live_decoder``.
@@ -113,7 +114,8 @@ class CollectivesSource(Source):
 
     @property
     def rings(self) -> Mapping[str, RingConsumer]:
-        # Events of a communicator close its operations, which the same drain must then return.
+        # The ring ``communicators`` is drained first: its events close operations, which the same drain must return
+        # from the ring ``collectives``.
         return {
             communicators.RING: RingConsumer(self.assemble_communicators, "comm.communicators", identified=True),
             RING: RingConsumer(self.assemble, self.table, identified=True, open_map=MAP, abandoned=abandoned),
@@ -149,8 +151,9 @@ class CollectivesSource(Source):
             self._layouts.stop()
 
     def tick(self) -> None:
-        """Closes operations of processes whose exit was not reported, as they were never read or the event was lost,
-        and operations that could not be closed before.
+        """Closes operations of processes whose exit was not reported: the process was never read, or the event was
+        lost. Closes operations that could not be closed before. Reports the communicators of operations that do not
+        end.
         """
         self._report_open()
         self._open.close_missed()
@@ -190,8 +193,9 @@ class CollectivesSource(Source):
         """Attaches the probes to the library with descriptor ``fd``, for every process that maps it; the caller keeps
         ``fd``.
 
-        Returns the number of new links: 0 if the file has them already, perhaps from an earlier daemon. Raises
-        UnsupportedTarget for a file that is none of these libraries, AttachError, PrivilegeError.
+        Returns the number of new links: 0 if ``path`` is not one of the libraries, or if the file has the links
+        already, perhaps from an earlier daemon. Raises UnsupportedTarget for a file that is damaged or lacks a needed
+        function, AttachError, PrivilegeError.
         """
         library = library_of(path)
         if library is None:
@@ -226,7 +230,7 @@ class CollectivesSource(Source):
             for observe in self.observers:
                 try:
                     observe(operations, pair)
-                except Exception:  # what one observer cannot take must not cost the rows, nor the other observers
+                except Exception:  # a failing observer must not cost the rows, nor stop other observers
                     _log.exception("%d operations could not be observed", len(operations))
         self._forget_ended()
         return batches
@@ -240,7 +244,8 @@ class CollectivesSource(Source):
         return {communicators.TABLE: self._communicators.rows(records, pair)} if len(records) else {}
 
     def _forget_ended(self) -> None:
-        # The ring may still hold records of a process that has ended: its state is dropped two drains later.
+        # The ring may still hold records of a process that has ended, so the state of the process is dropped two drains
+        # later.
         if self._leaving:
             self._communicators.forget(set(self._leaving))
         for key in self._leaving:
@@ -279,8 +284,8 @@ class CollectivesSource(Source):
         self._open.close_before(mono_ns, pid)
 
     def _report_open(self) -> None:
-        """Reports the communicators of operations that never end; they may be the first operations of their
-        processes.
+        """Reports the communicators of the open operations of trainers without a rank. If the first operation of a
+        trainer never ends, no record in the ring ever shows its communicator.
         """
         if self._joined is None or not self._unranked:
             return

@@ -1,5 +1,5 @@
-"""Lists the probes of libtorch_cpu, libnccl and JAX's library, each a BPF program and the functions that it is attached
-to, and places them on a file.
+"""Lists the probes for libtorch_cpu, libnccl and JAX's library (each probe: a BPF program and the functions that it is
+attached to), and attaches the probes to a library file.
 
 Mangled names contain argument types, which change between versions of torch; the patterns contain the constant parts.
 ``*`` matches any characters.
@@ -47,8 +47,8 @@ class _Probe(NamedTuple):
 
 
 class _Placement(NamedTuple):
-    """A placed probe: ``program`` at ``offset`` of the file. ``slot`` counts its hits. ``cost``: of a hit, "cheap" or
-    "dear".
+    """A placed probe: ``program`` at ``offset`` of the file. ``slot`` counts its hits. ``cost``: the cost of a hit,
+    "cheap" or "dear".
     """
 
     program: str
@@ -63,8 +63,8 @@ class _Placement(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Library:
     """A library and its probes. ``files``: prefixes of the file name. ``probes`` are in the order of attachment: probes
-    on ends of operations come first, so that no operation is opened whose end is missed. ``marks``: functions that only
-    some builds have."""
+    on ends of operations come first, so that no operation is opened whose end is missed. ``marks``: functions
+    that are looked up to tell builds apart."""
 
     name: str
     files: tuple[bytes, ...]
@@ -135,7 +135,8 @@ _GLOO_PROBES = (
     _Probe("gloo_point_to_point", f"{_GROUP}4sendE*"),
     _Probe("gloo_point_to_point", f"{_GROUP}4recvE*"),
     _Probe("gloo_recv_any", f"{_GROUP}13recvAnysourceE*"),
-    # Three functions have these names since torch 2.14. monitoredBarrier needs no probe: it calls send and recv.
+    # The next three functions have these names since torch 2.14. monitoredBarrier needs no probe: it calls send and
+    # recv.
     _Probe("gloo_allgather", f"{_GROUP}27all_gather_single_coalescedE*"),
     _Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_single_coalescedE*"),
     _Probe("gloo_alltoall_base", f"{_GROUP}17all_to_all_singleE*"),
@@ -145,8 +146,8 @@ GLOO = Library(
     (b"libtorch_cpu.so",),
     SLOTS.reserve("gloo", 64, len(_GLOO_PROBES)),
     _GLOO_PROBES,
-    # All builds export the last mark. A build that exports it would export the mark before it, too, so a missing mark
-    # is not searched in .symtab.
+    # All builds export HasVariableHooks, which is in the same namespace as has_names. So if a build lacks has_names,
+    # ``matching_symbols`` does not search .symtab for it.
     (
         f"{_GROUP}5splitE*",
         f"{_GROUP}5mergeE*",
@@ -157,9 +158,9 @@ GLOO = Library(
 
 # ncclEnqueueCheck(ncclInfo *), which all operations call. It is an internal function, so only .symtab has it.
 _ENQUEUE = "_Z16ncclEnqueueCheckP8ncclInfo"
-# The public calls with their number in enum nccl_function of nccl.bpf.c, which nccl_call receives. Since NCCL 2.31.2
-# most calls have a variant with a ncclCollConfig_t after the arguments (nccl.h). Neither the call nor its variant calls
-# the other (src/collectives.cc).
+# Public call -> its number in enum nccl_function (nccl.bpf.c). The program nccl_call receives the number. Since NCCL
+# 2.31.2 most calls have a variant with a ncclCollConfig_t after the arguments (nccl.h). Neither the call nor its
+# variant calls the other (src/collectives.cc).
 _OPERATIONS = {
     "ncclAllReduce": 4,
     "ncclReduceScatter": 3,
@@ -253,7 +254,7 @@ LIBRARIES = (GLOO, NCCL, JAX)
 
 
 def library_of(path: bytes) -> Library | None:
-    """Returns the library that a mapped file can be, by the file name in its path; None if it is none of ours."""
+    """Returns the library that a mapped file can be, by the file name in its path; None if no library fits."""
     name = path.rpartition(b"/")[2]
     for library in LIBRARIES:
         if name.startswith(library.files) and name.find(b".so") >= 0:
@@ -265,15 +266,15 @@ def _matches(name: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
 
 
-# The cookie contains the slot, then a tag of the file or the index of its layout, then the operation of the probe.
+# The cookie has three fields, from the low bits up: the slot, the tag (``_tag``), and the operation of the probe.
 _SLOT_BITS, _OPERATION_SHIFT = 16, 48
 
 
 def place_probes(
     session: Session, symbols: SymbolFinder, library: Library, fd: int, identity: tuple[int, int]
 ) -> list[Link]:
-    """Attaches the probes to the library with descriptor ``fd``, all or none. Returns the links in the order in which
-    they were made.
+    """Attaches all probes to the library with descriptor ``fd``; if one fails, detaches all. Returns the links in the
+    order in which they were made.
 
     Raises UnsupportedTarget, AttachError, PrivilegeError.
     """
@@ -293,7 +294,7 @@ def place_probes(
 
 
 def _tag(library: Library, marks: Iterable[str], identity: tuple[int, int]) -> int:
-    """Returns the tag of the cookies: for gloo the index of the layout, for NCCL a hash of the file's identity."""
+    """Returns the tag of the cookies: for gloo the index of the layout, else a hash of the file's identity."""
     if library is GLOO:
         return gloo_layout_index(marks)
     return zlib.crc32(repr(identity).encode())

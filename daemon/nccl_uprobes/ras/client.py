@@ -38,9 +38,10 @@ __all__ = (
     "ras_address",
 )
 
-# The time for the greeting, s, as in NCCL's client: a stopped process accepts connections but does not greet.
+# The timeout for the greeting, s, as in NCCL's client. A stopped process accepts connections, but does not greet.
 GREETING_S = 1.0
-# The time that RAS gives its peers to answer, s (RAS_COLLECTIVE_LEG_TIMEOUT_SEC); it then waits as long again.
+# The timeout that the request sets for the peers of RAS, s (RAS_COLLECTIVE_LEG_TIMEOUT_SEC). After it, RAS waits for
+# the same time once more.
 COLLECT_S = 5
 MAX_LINE = 1_024
 MAX_REPORT = 16 << 20
@@ -54,8 +55,8 @@ class RasSilent(TargetTimeout):
 
 
 class RasAnswer(NamedTuple):
-    """An answer of RAS. ``form``: json, or text from NCCL before 2.28.7. ``protocol``: the server's protocol version, 0
-    if unreadable.
+    """An answer of RAS. ``form``: "json", or "text" from NCCL before 2.28.7. ``protocol``: the server's protocol
+    version; 0 if it cannot be read.
     """
 
     report: bytes
@@ -66,8 +67,8 @@ class RasAnswer(NamedTuple):
 def ask_ras(connection: socket.socket, timeout: float = 30.0) -> RasAnswer:
     """Returns the verbose status of all jobs that the peer knows. ``timeout``: seconds for the whole request.
 
-    Raises RasSilent, TargetTimeout for a report that does not end in time, UnsupportedTarget if the peer is no RAS or
-    its report exceeds 16 MiB.
+    Raises RasSilent, TargetTimeout for a report that does not end in time, UnsupportedTarget if the peer is not RAS
+    or its report exceeds 16 MiB.
     """
     return _Talk(connection, time.monotonic() + timeout).ask()
 
@@ -102,7 +103,7 @@ class _Talk:
         try:
             self._connection.sendall(command + b"\n")
         except TimeoutError as e:
-            raise TargetTimeout("NCCL RAS accepts no request") from e
+            raise TargetTimeout("NCCL RAS did not accept a request in time") from e
         except OSError as e:
             raise UnsupportedTarget(f"NCCL RAS closed the connection: {e.strerror}") from e
 
@@ -163,7 +164,8 @@ class RasAddress:
 
 
 def ras_address(environ: Mapping[str, str], port: int) -> RasAddress | None:
-    """Returns the RAS address of a process with this environment, with ``port`` by default; None if RAS is off.
+    """Returns the RAS address of a process with this environment; None if RAS is off. ``port``: used if the environment
+    names no address.
 
     Raises UnsupportedTarget for an address that must not be connected to.
     """
@@ -184,14 +186,14 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 def listener_at(sockets: Iterable[ListedSocket], host: str, port: int) -> int | None:
     """Returns the uid of the sockets that get connections to ``host``:``port``; None if there are none. Sockets that
-    share an address are of one user (SO_REUSEPORT).
+    share an address (SO_REUSEPORT) belong to one user.
 
-    ``sockets``: of the network namespace.
+    ``sockets``: the sockets of the network namespace.
     """
     packed = ipaddress.ip_address(host).packed
     wanted = {socket.AF_INET6: {_as_listed(packed), _as_listed(bytes(16))}}
     if len(packed) == 4:
-        # If nobody listens by IPv4, a listener of IPv6 gets the connection.
+        # If nobody listens on IPv4, a listener on IPv6 gets the connection.
         of_ipv6 = {_as_listed(_MAPPED + packed), _as_listed(bytes(16))}
         wanted = {socket.AF_INET: {_as_listed(packed), _as_listed(bytes(4))}, socket.AF_INET6: of_ipv6}
     listening = [one for one in sockets if one[1] == _LISTENS and one[3] == port]
@@ -225,7 +227,7 @@ def connect_ras(address: RasAddress, namespace: int | None = None, timeout: floa
         except OSError as e:
             connection.close()
             if isinstance(e, TimeoutError):
-                raise TargetTimeout(f"NCCL RAS accepts no connection at {address}") from e
+                raise TargetTimeout(f"NCCL RAS did not accept a connection at {address} in time") from e
             if e.errno == errno.EADDRNOTAVAIL and not ipaddress.ip_address(host).is_loopback:
                 raise UnsupportedTarget(f"NCCL_RAS_ADDR is not an address of this machine: {host}") from e
             continue

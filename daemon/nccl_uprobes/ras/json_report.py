@@ -38,8 +38,8 @@ _HASH = re.compile(r"0x[0-9a-fA-F]{1,16}")
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """Returns the handler of the parser's request ``ras_report`` (``form``: json or text; payload: the report), which
-    answers a Report.
+    """Returns the handler of the parser's request ``ras_report`` (``form``: "json" or "text"; payload: the report),
+    which answers a Report as JSON.
     """
     return {"ras_report": _answer}
 
@@ -71,7 +71,7 @@ def json_report(report: bytes) -> Report:
 def _answer(request: Message) -> bytes:
     form = request.header.get("form")
     if form not in ("json", "text"):
-        raise UsageError("the form of a ras_report must be json or text")
+        raise UsageError('the form of a "ras_report" request must be "json" or "text"')
     report = json_report(request.payload) if form == "json" else text_report(request.payload)
     return json.dumps(report, separators=(",", ":")).encode()
 

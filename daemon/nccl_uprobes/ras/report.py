@@ -16,7 +16,7 @@ OPERATION_COUNTS = {
 }
 """NCCL's name of an operation -> the column with its count."""
 RankRow = dict[str, str | int | bool | None]
-"""Column -> value."""
+"""A row of ``comm.ras``: column -> value."""
 
 
 class Report(TypedDict):

@@ -17,7 +17,7 @@ __all__ = ("text_report",)
 
 MAX_LINES = 200_000
 MAX_LISTED = 1_024
-# The columns for each value of statusStr, the first status that applies to a rank (rasClientRunComms).
+# The columns for each value of statusStr. statusStr is the first status that applies to a rank (rasClientRunComms).
 _STATUS: dict[str, RankRow] = {
     "ABORT": {"abort_flag": True},
     "FINALIZE": {"abort_flag": False},
@@ -50,7 +50,7 @@ _NOT_LAUNCHED = re.compile(r"ha(?:s|ve) not launched any operations")
 
 
 def text_report(report: bytes) -> Report:
-    """Returns the rows of the ranks that the report lists. Raises CorruptTarget if ``report`` is no report of RAS."""
+    """Returns the rows of the ranks in the report. Raises CorruptTarget if ``report`` is not a report of RAS."""
     lines = report.decode("utf-8", "replace").split("\n")
     reader = _Reader()
     for line in lines[:MAX_LINES]:
@@ -71,7 +71,8 @@ class _Reader:
         self._comm: tuple[str, str, str] | None = None
         self._dead: set[tuple[int, str]] | None = None
         self._gone: set[tuple[int, str]] = set()
-        # The columns that all ranks in the next lines share, and the name of the column that the next lines give.
+        # The columns that all ranks in the next lines share, and the name of the column whose values the next lines
+        # give.
         self._common: RankRow = {}
         self._about: str | None = None
 
@@ -143,7 +144,7 @@ class _Reader:
             self.skipped += 1
 
     def _facts(self, text: str | None) -> RankRow:
-        """Returns the columns that ``text`` gives for a rank; without a text, the columns of all listed ranks."""
+        """Returns the columns that ``text`` gives for a rank; without a text, the columns that listed ranks share."""
         if text is None:
             return self._common
         if match := _REPORTED.fullmatch(text):

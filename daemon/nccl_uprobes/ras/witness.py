@@ -1,9 +1,9 @@
 """Polls NCCL's own RAS for the state of each rank of each communicator, as a second witness besides the probes.
 
 All processes of a network namespace share one address (SO_REUSEPORT), and the kernel picks the process that answers.
-This process may belong to another job, or be stopped. So the communicators in an answer identify the job, not the
-address. Any user may listen at the address: only a user of a process that uses NCCL is asked, and is believed about
-jobs of that user.
+This process may belong to another job, or be stopped. So the job is identified by the communicators in an answer, not
+by the address. Any user can listen at the address. So a listener is asked only if its user owns a process that uses
+NCCL, and is believed only about the jobs of that user.
 """
 
 from __future__ import annotations
@@ -45,24 +45,28 @@ __all__ = ("RasWitness",)
 TABLE = "comm.ras"
 READ_TIMEOUT_S = 2.0
 PARSE_TIMEOUT_S = 30.0
-# The time for an answer, s: RAS waits twice 5 s for peers that do not answer, and asks them twice for a text report.
+# The timeout for an answer, s. RAS waits 5 s twice for peers that do not answer, and for a text report it asks them
+# twice.
 ANSWER_TIMEOUT_S = 25.0
-# The most connections to one address in a round: some reach stopped processes or other jobs.
+# The maximum number of connections to one address in a round. One connection is not enough, since it may reach a
+# stopped process or another job.
 MAX_TRIES = 8
-# An address without a report is asked again after 1, 2, 4 ... intervals, at most after this many.
+# An address that gave no report is asked again after 1, 2, 4 ... intervals, at most after this many intervals.
 MAX_SKIPPED = 16
 MAX_PLACES = 64
-# After so many seconds for the places of a user, for the processes of a user, and so many rows of his places, his
-# others wait for the next round: any user can have slow listeners at any number of addresses.
+# The limits for each user in a round: seconds for asking the user's places, seconds for looking up the places of the
+# user's processes, and rows. The rest waits for the next round. Any user can have slow listeners at any number of
+# addresses.
 USER_S, USER_READ_S = 30.0, 10.0
 USER_ROWS = MAX_ROWS
-# The most processes of a place that are asked for the sockets of their namespace, since the first may have ended.
+# The sockets of a namespace are listed through one of its processes. At most this many processes are tried, because
+# some may have ended.
 MAX_LISTED = 4
 _log = logging.getLogger(__name__)
 
 
 class _Place(NamedTuple):
-    """A RAS address in a network namespace, which is (device, inode)."""
+    """A RAS address in a network namespace. ``namespace``: its (device, inode)."""
 
     namespace: tuple[int, int]
     address: RasAddress
@@ -70,7 +74,9 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A place to be asked again after ``left`` rounds. ``listens``: a process listens at it, but gives no report."""
+    """A place to be asked again after ``left`` rounds. ``listens``: a process listens at the place, but gave no
+    report; False: nobody listens.
+    """
 
     left: int
     skipped: int
@@ -89,8 +95,9 @@ class _Round:
 class RasWitness(Source):
     """Asks the RAS of all jobs on this node, in a thread.
 
-    ``processes`` returns the live processes that use NCCL; ``owners`` the processes of this node that have a
-    communicator of a hash (16 hex digits). ``port``: the port of RAS unless a process's environment names another.
+    ``processes`` returns the live processes that use NCCL. ``owners`` takes the hash of a communicator (16 hex digits),
+    and returns the processes of this node that have it. ``port``: the port of RAS unless a process's environment names
+    another.
     """
 
     name = "ras"
@@ -123,7 +130,7 @@ class RasWitness(Source):
         self._waiting: dict[_Place, _Waiting] = {}
         self._reasons: dict[object, str] = {}
         self._asked_ns: dict[_Place, int] = {}
-        # The places in the order of their last turns.
+        # The places in the order in which they were last asked.
         self._turns: dict[_Place, None] = {}
         self._worker = Worker("ras", self._ask_if_enabled, interval_s, patience_s=READ_TIMEOUT_S)
 
@@ -180,8 +187,8 @@ class RasWitness(Source):
         self._addresses.pop(ProcessKey(pid, start_ns), None)
 
     def ask_all(self) -> int:
-        """Asks every place once; returns the number of rows written. The users take turns. A place without a turn,
-        since its user's others took too long, is among his first in the next round.
+        """Asks every place once; returns the number of rows written. The users take turns. A place that is not
+        asked, because other places of its user took too long, is among the first of this user in the next round.
         """
         places = self._places()
         for known in (self._waiting, self._asked_ns, self._turns):
@@ -260,7 +267,8 @@ class RasWitness(Source):
         except ProcessGone:
             return 0
         except ProbingError as e:
-            # A stopped process may continue at any time; a report that never ends would delay the other places.
+            # A silent process may be stopped and continue at any time, so it is asked in the next round. Other errors
+            # cause a pause: a report that never ends would delay the other places in each round.
             if not isinstance(e, RasSilent):
                 self._wait(place, listens=True)
             if self._explain(place, e.message):
@@ -311,18 +319,22 @@ class RasWitness(Source):
         listed = payload_of(list[list[ListedSocket] | None], answer)
         sockets = next((found for found in listed if found is not None), None)
         if sockets is None:
-            raise ProcessGone("the first processes of a network namespace ended")
+            raise ProcessGone(
+                "the sockets of a network namespace cannot be listed: the processes that were asked have ended"
+            )
         address, strangers = place.address, set()
         for host in address.hosts:
             uid = listener_at(sockets, host, address.port)
-            # A rootless container has many uids, all of its owner's.
+            # A rootless container has many uids, which all belong to the owner of the container.
             believed = [who for who in members if uid is not None and uid in (who.owner, real_user(who.pid))]
             if believed:
                 owners = {who.owner for who in believed}
                 return replace(address, hosts=(host,)), [who for who in members if who.owner in owners]
             strangers.update([] if uid is None else [uid])
         if strangers:
-            raise UnsupportedTarget(f"the listener at {address} is of uid {min(strangers)}, who has no rank there")
+            raise UnsupportedTarget(
+                f"the listener at {address} belongs to uid {min(strangers)}, which owns no rank that uses this address"
+            )
         raise NobodyListens(f"no NCCL RAS listens at {address}")
 
     def _ask(self, place: _Place, members: list[Identity]) -> Report:
@@ -371,7 +383,8 @@ class RasWitness(Source):
 
     def _owner(self, comm: str, members: list[Identity], answers: _Round) -> RankRow:
         """Returns job and run of a communicator whose calls were seen, and pid and start_ns if the job has only one
-        process among ``members``. A job of none of their owners is left out: whoever answers chooses the hashes.
+        process among ``members``. Jobs of users who own none of ``members`` are left out, because the process
+        that answers can report any hashes.
         """
         owners = {who.owner for who in members}
         having = [who for who in self._owners(comm) if who.owner in owners]

@@ -20,9 +20,10 @@ __all__ = ("Entities", "Entity", "comm_text")
 # Values of enum name_form of collectives.bpf.h.
 NAME_TEXT, NAME_HASHED, NAME_NUMBER = 1, 2, 3
 _HASH_BYTES = 8
-# The most entries, of about 500 bytes each; a process that invents communicators must not fill our memory.
+# The maximum number of remembered entities, about 500 bytes each. Without a limit, a process that invents communicators
+# could fill the daemon's memory.
 _MAX_ENTITIES = 16384
-# The values in torch for a group without a description (distributed_c10d.py).
+# The values that torch uses as the description of a group to which the job gave none (distributed_c10d.py).
 _NO_DESCRIPTION = ("", "undefined")
 _KEY_FIELDS = (
     "start_ns",
@@ -64,19 +65,20 @@ class Entity(NamedTuple):
 
     @property
     def membership(self) -> Membership | None:
-        """The process's place in the communicator; None if it is unknown."""
+        """The communicator with its size and the process's rank in it; None if one of them is unknown."""
         if self.comm is None or self.comm_rank is None or self.comm_size is None:
             return None
         return Membership(self.comm, self.comm_name, self.backend_name, self.comm_rank, self.comm_size)
 
 
 class Entities:
-    """Finds the entities of records and remembers them. For one thread."""
+    """Finds the entities of records and remembers them. Not thread-safe."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._known: dict[int, Entity] = {}
-        # The numbers are secret, so that no process can make its records collide with another's key.
+        # The multipliers of the hash are secret, so that a process cannot make its keys collide with the keys of
+        # another process.
         self._random = np.random.default_rng(secrets.randbits(128))
         self._words: dict[np.dtype[Any], list[_Word]] = {}
 
@@ -147,7 +149,9 @@ def comm_text(record: np.void) -> str | None:
 
 
 def _words(dtype: np.dtype[Any]) -> list[tuple[type[np.unsignedinteger[Any]], int]]:
-    """Returns (type, index) of the words that contain the key's fields: 64 bits wide if all bits belong to the key."""
+    """Returns (type, index) of the words that contain the key's fields. A word is 64 bits wide if all its bits belong
+    to the key, else 32.
+    """
     assert dtype.fields is not None
     covered = np.zeros(dtype.itemsize, bool)
     for name in _KEY_FIELDS:

@@ -70,7 +70,7 @@ _GLOO_OPS = {
     18: "all_reduce",
     19: "reduce_scatter",
     20: "all_gather",
-    # XLA's number, not c10d's.
+    # Not a number of c10d: our own number for XLA's CollectivePermute.
     64: "collective_permute",
 }
 # ncclFunc_t (NCCL src/include/nccl_common.h).
@@ -164,7 +164,7 @@ _NCCL_REDOPS = ("sum", "product", "max", "min", "avg")
 
 
 def codes(field: str) -> npt.NDArray[np.int32]:
-    """Returns an array for ``op``, ``dtype`` or ``redop``: at backend * 256 + number, the index of the name, or -1."""
+    """Returns an array for ``op``, ``dtype`` or ``redop``: entry backend * 256 + number is the name's index, or -1."""
     gloo, nccl, names = _NUMBERS[field]
     table = np.full(3 * 256, -1, np.int32)
     for backend, numbers in ((GLOO, gloo), (NCCL, nccl)):

@@ -1,7 +1,8 @@
 """Decodes ``struct collective_record`` (collectives.bpf.h) into numpy columns, from which rows, roles and steps are
 made.
 
-The numbers of gloo and NCCL become one numbering (``records.names``), and counts become contributions of the rank.
+The numbers of gloo and NCCL are mapped to one numbering (``records.names``). Counts are converted to the number of
+elements that the rank contributes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from probing.daemon.source import Processes
 
 __all__ = ("OperationDecoder", "Operations")
 
-# No tensor has more elements than this: a larger count was read from memory that is no tensor.
+# No tensor has more elements than this: a larger count was read from memory that is not a tensor.
 _MAX_COUNT = 1 << 48
 _BLOCKS = [names.OPS.index(op) for op in ("reduce_scatter", "all_to_all", "scatter")]
 _SCATTER = names.OPS.index("scatter")
@@ -31,7 +32,7 @@ class Operations:
 
     ``entities``: the distinct pairs of process and communicator. ``entity_of``: for each operation, the index of its
     entity. ``op``, ``dtype`` and ``redop`` are indices into the tuples of ``records.names``. ``count`` (elements) and
-    ``size`` (bytes) are of the rank's contribution. ``finished`` is the latest time at which the operation can have
+    ``size`` (bytes) measure the rank's contribution. ``finished`` is the latest time at which the operation can have
     ended.
     """
 
@@ -52,7 +53,7 @@ class Operations:
 
 
 class OperationDecoder:
-    """Decodes records, and remembers the entities of earlier records. For one thread."""
+    """Decodes records, and remembers the entities of earlier records. Not thread-safe."""
 
     def __init__(self, processes: Processes) -> None:
         self._entities = Entities(processes)
@@ -96,8 +97,8 @@ def _contribution(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Returns the elements and the bytes that the rank contributes; -1 if unknown.
 
-    NCCL counts the elements of one block: in reduce_scatter, all_to_all and the root's scatter a rank contributes a
-    block for each rank, in scatter on other ranks nothing.
+    NCCL gives the number of elements of one block. In reduce_scatter and all_to_all, and in scatter on the root, a rank
+    contributes a block for each rank. In scatter, ranks other than the root contribute nothing.
     """
     raw = records["count"]
     known = raw < _MAX_COUNT

@@ -1,4 +1,4 @@
-"""Decides by the runs of the optimizer whether a period of the collectives is a step or a micro-step.
+"""Decides, from the runs of the optimizer, whether a period of the collectives is a step or a micro-step.
 
 A job that accumulates gradients without ``no_sync`` reduces them in every micro-step. If it calls no other collective
 once per step, each micro-step has the operations of a step. Only the optimizer runs once for several micro-steps.
@@ -14,13 +14,13 @@ from probing.daemon.nccl_uprobes.steps.collective_steps import Step
 __all__ = ("Arbiter",)
 
 _MAX_MARKS = 4096
-# The most periods that are held back until the optimizer has run.
+# The maximum number of periods that are held back until the optimizer has run.
 _MAX_HELD = 512
-# The number of periods per step is concluded from _FEW runs of the optimizer in a row with the same number of periods
-# between them, or from _MANY runs if the share _MOST of the runs has that number.
+# The number of periods per step is concluded from _FEW consecutive runs of the optimizer with the same number of
+# periods between them, or from _MANY runs if at least the share _MOST of them has the same number.
 _FEW, _MANY, _MOST = 3, 8, 0.8
 _RECENT = 32
-# The most runs of the optimizer that may be missed or late.
+# The maximum number of runs of the optimizer that may be missed or late.
 _MISSED = 8
 _CONFIDENCE, _CONFIRMED = 0.95, 0.9
 
@@ -39,7 +39,7 @@ class Arbiter:
         self._group: list[Step] = []
         self._whole = False
         self._recent: deque[bool] = deque(maxlen=_RECENT)
-        # Runs of the optimizer, and begins of periods, that are not counted yet.
+        # The times of runs of the optimizer, and of begins of periods, that ``_count`` has still to compare.
         self._runs: deque[int] = deque(maxlen=_MAX_MARKS)
         self._begins: deque[int] = deque(maxlen=_MAX_MARKS)
         self._since = self._until = 0
@@ -114,8 +114,8 @@ class Arbiter:
         return steps
 
     def _together(self, periods: int) -> list[Step]:
-        """Returns the steps between two runs: several if the optimizer skipped steps, for example because a loss
-        overflowed.
+        """Returns the steps between two runs of the optimizer. There are several if the optimizer skipped steps, for
+        example because a loss overflowed.
         """
         size = periods if len(self._group) % periods == 0 else len(self._group)
         return [self._step(self._group[at : at + size], periods) for at in range(0, len(self._group), size)]

@@ -17,21 +17,23 @@ __all__ = ("Step", "StepDetector")
 Array = npt.NDArray[Any]
 _Waits = Callable[[Array], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]
 _FIRST_SEARCH = 8
-# A search is due when one in _SHARE of the operations is new; after the pattern was lost, one in _SHARE_AFTER_LOSS.
+# A search is due when new operations amount to 1/_SHARE of the known operations; after the pattern was lost, to
+# 1/_SHARE_AFTER_LOSS.
 _SHARE, _SHARE_AFTER_LOSS = 2, 8
-# The shortest time between two searches of a full window, by the calls of the operations, ns.
+# The minimum time between two searches of a full window, ns, measured between the calls of their newest operations.
 _REST_NS = 10_000_000_000
-# The confidence counts the exact steps among this many last steps.
+# The number of latest steps whose share of exact steps enters the confidence.
 _RECENT = 32
 # Up to this many operations of a step are added up without numpy.
 _FEW = 64
 # A pattern that repeats faster than this is no training step, ns.
 _TOO_FAST_NS = 100_000
 _MIN_FIT = 0.6
-# A longer pattern is searched after this many steps with additional operations.
+# Once this many steps have had more or fewer operations than the pattern, a longer pattern is searched for.
 _ODD_STEPS = 3
-# (patterns, operations): a stretch without the pattern that is longer than both together starts a search for another
-# pattern (_RESTLESS) or ends the present pattern (_PATIENCE).
+# Limits of the number of operations after the last occurrence of the pattern, as (lengths, operations): ``lengths``
+# times the length of the pattern, plus ``operations``. Above _RESTLESS another pattern is searched for; above _PATIENCE
+# the present pattern is given up.
 _RESTLESS = (4, 32)
 _PATIENCE = (16, 1024)
 # The confidence in a pattern of one operation, in a pattern of several, and in a doubtful pattern of several.
@@ -42,10 +44,10 @@ class Step(NamedTuple):
     """A training step that has ended. Times are CLOCK_MONOTONIC ns.
 
     ``elapsed``: 1 plus the number of steps missed since the previous step. ``exact``: the step has exactly the
-    operations of the pattern. ``comm`` and ``seq``: of its first operation, -1 if unknown. ``comm_ns``: the time in
-    which at least one of its operations ran. ``wait_ns``: the part of ``comm_ns`` in which the rank waited for other
-    ranks on its node, None if unknown. ``period``: None if only the optimizer showed the step. ``periods``: the number
-    of periods in the step. ``confirmed``: the optimizer runs once per period.
+    operations of the pattern. ``comm`` and ``seq``: communicator and sequence number of the step's first operation, -1
+    if unknown. ``comm_ns``: the time in which at least one of its operations ran. ``wait_ns``: the part of ``comm_ns``
+    in which the rank waited for other ranks on its node, None if unknown. ``period``: None if only the optimizer showed
+    the step. ``periods``: the number of periods in the step. ``confirmed``: the optimizer runs once per period.
 
     ``confidence``: the share of the last 32 steps that were exact, times the confidence in the pattern: 0.95; 0.75 if
     the pattern encloses a shorter pattern, lies in a longer one or has varying sizes; 0.5 if it has a single signature.
@@ -67,8 +69,8 @@ class Step(NamedTuple):
 
 
 class StepDetector:
-    """Detects the steps of one process. ``turn`` returns a new period rotated to the operation at which all ranks begin
-    it; ``waits`` returns the wait of each operation, and a mask of the operations whose wait is known.
+    """Detects the steps of one process. ``turn`` rotates a new period, so that it begins with the same operation on all
+    ranks; ``waits`` returns the wait of each operation, and a mask of the operations whose wait is known.
 
     ``period``: the period in use; None while there is none.
     """
@@ -112,12 +114,14 @@ class StepDetector:
         if len(history.operations) >= WINDOW and newest - self._searched < _REST_NS:
             return
         self._searched = newest
-        # The next search waits, so that all searches together cost only a few times as much as the last.
+        # The intervals between searches grow, so that all searches together cost only a few times as much as the last
+        # one.
         known = len(history.operations)
         share = _SHARE_AFTER_LOSS if self._last is not None else _SHARE
         self._search_at = history.added + (max(known // share, 4) if known < WINDOW else known)
         waiting = history.waiting
-        # After a loss, a whole validation without steps may come first, so the last parts are searched, too.
+        # After the pattern was lost, the waiting operations may begin with a whole validation, which has no steps. So
+        # their last parts are searched, too.
         for part in (1, 4, 16) if self._last is not None else (1,):
             begin = len(waiting) - len(waiting) // part
             if len(waiting) - begin >= _FIRST_SEARCH and (period := find_period(waiting[begin:])) is not None:
@@ -178,7 +182,7 @@ class StepDetector:
         self._search_at = self._history.added + _FIRST_SEARCH
 
     def _search_longer(self, period: Period) -> None:
-        """Searches a longer pattern: operations between the steps may mean that the steps are micro-steps."""
+        """Searches for a longer pattern: operations between the steps may mean that the steps are micro-steps."""
         self._odd_search = 2 * self._odd
         known = self._history.operations
         recent = known[np.searchsorted(known["t"], self._odd_since) :]
@@ -190,7 +194,9 @@ class StepDetector:
             self.period = self.turn(more)
 
     def _steps(self, period: Period, waiting: Array, starts: list[tuple[int, bool]]) -> list[Step]:
-        """Returns the steps between ``starts``: pairs (index in ``waiting``, whether the step is exact)."""
+        """Returns the steps between consecutive ``starts``. Each start is a pair: index in ``waiting``, and whether the
+        step is exact.
+        """
         edges = [start for start, _ in starts]
         waits = self._waits_between(waiting, edges)
         t, kinds, seqs = (waiting[name][edges].tolist() for name in ("t", "kind", "seq"))
@@ -222,8 +228,8 @@ class StepDetector:
         return steps
 
     def _waits_between(self, waiting: Array, edges: list[int]) -> list[int | None]:
-        """Returns for each two neighbours in ``edges`` the sum of the waits of the operations between them; None if no
-        wait is known.
+        """Returns for each pair of neighbours in ``edges`` the sum of the waits of the operations between them; None if
+        no wait is known.
         """
         if len(edges) < 2:
             return []
@@ -241,8 +247,8 @@ def _worth(period: Period) -> float:
 
 
 def _walk(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> tuple[list[tuple[int, bool]], int]:
-    """Returns (index at which a step begins, whether it is exact) of each step, and the number of operations after the
-    last step.
+    """Returns (index at which the step begins, whether the step is exact) for each step, and the number of operations
+    after the last step.
     """
     length, at = len(pattern), 0
     starts: list[tuple[int, bool]] = []
@@ -264,7 +270,7 @@ def _walk(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> tu
 
 
 def _between(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> list[int]:
-    """Returns the begins of inexact steps between two exact steps: their operations differ from the pattern."""
+    """Returns the indexes at which inexact steps begin. ``signed``: the operations between two exact steps."""
     starts: list[int] = []
     position, begin = 0, -1
     for index, sign in enumerate(signed.tolist()):
@@ -293,7 +299,7 @@ def _covered(operations: Array) -> int | None:
 
 
 def _covered_by_few(begins: list[int], ends: list[int]) -> int | None:
-    """Returns the result of ``_covered`` for few elements, for which calls of numpy cost more than a loop."""
+    """Returns the same as ``_covered``. For few operations this loop costs less than calls of numpy."""
     if min(begins) < 0 or min(ends) < 0:
         return None
     covered, until = 0, 0

@@ -1,5 +1,5 @@
-"""Numbers the steps of a job equally on all its ranks on this node, and as the job itself does if a variable with its
-step is watched.
+"""Numbers the steps of a job: a step has the same number on all ranks on this node. If a variable that holds
+the step number is watched, the job's own numbers are used.
 
 Also computes how long each rank waited for other ranks of its job on this node, from the durations of their operations.
 
@@ -26,21 +26,22 @@ from probing.daemon.nccl_uprobes.steps.period import Period, least_rotation
 __all__ = ("SLOTS", "Calibration", "JobSteps")
 
 SLOTS = 1 << 13
-"""The number of operations that are remembered of a job (232 KiB)."""
+"""The number of operations that are remembered for each job (232 KiB)."""
 _Array = npt.NDArray[Any]
-# An operation: key, shortest duration, end on the first process that reported it, this process, and whether another
-# process did, too.
+# An operation: its key, its shortest duration, its end on the first process that reported it, the pid of this process,
+# and whether another process has reported it, too.
 _SLOT = np.dtype([("key", "u8"), ("least", "i8"), ("end", "i8"), ("pid", "i4"), ("shared", "?")])
-# Operations of one key that end further apart are two: a process group that is made again has the same name, and counts
-# from 0 again.
+# Operations with the same key that end further apart than this are different operations: a process group that is made
+# again has the same name, and counts from 0 again.
 _TOGETHER_NS = 10_000_000_000
-# Kinds of operations that end on all ranks together: operations with a root and operations of two ranks do not.
+# True for the kinds of operations that end on all ranks together. Operations with a root do not, nor do operations of
+# two ranks.
 _JOINT = np.zeros(256, bool)
 _JOINT[[OPS.index(op) for op in OPS if op.startswith(("all_", "reduce_scatter", "barrier"))]] = True
 
 
 class _Waits:
-    """The operations of one job, by communicator and sequence number. For one thread."""
+    """The operations of one job, by communicator and sequence number. Not thread-safe."""
 
     def __init__(self) -> None:
         self._slots = np.zeros(0, _SLOT)
@@ -66,7 +67,9 @@ class _Waits:
         slots["shared"][at] |= slots["pid"][at] != pid
 
     def of(self, operations: _Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Returns the wait of each of a process's OPERATIONs, ns, 0 if unknown; and the mask of the known waits."""
+        """Returns the wait of each OPERATION of a process (ns, 0 if unknown), and a mask of the operations whose wait
+        is known.
+        """
         if not len(self._slots):
             return np.zeros(len(operations), np.int64), np.zeros(len(operations), bool)
         keys, at = _places(operations)
@@ -76,7 +79,7 @@ class _Waits:
 
 
 def _same(slots: _Array, keys: npt.NDArray[np.uint64], operations: _Array) -> npt.NDArray[np.bool_]:
-    """Returns whether each slot has the operation of the same index."""
+    """Returns, for each index, whether the slot holds the operation."""
     together = np.abs(operations["end"] - slots["end"]) <= _TOGETHER_NS
     same: npt.NDArray[np.bool_] = together & (slots["key"] == keys)
     return same
@@ -102,14 +105,15 @@ _MAX_WAITING = 64
 
 
 class JobSteps:
-    """Keeps, for all ranks of one job, the operation of the period with which a step begins, and the steps' numbers.
+    """Keeps the numbers of the steps of one job, and the operation of a period at which all ranks begin a step.
 
-    ``waits``: the operations of the ranks.
+    ``waits`` holds the operations of the ranks, and computes their waits.
     """
 
     def __init__(self) -> None:
         self.waits = _Waits()
-        # By a hash of the pattern, since patterns have thousands of operations.
+        # Hash of a pattern -> the index in its least rotation at which steps begin. A pattern can have thousands of
+        # operations, so its hash is the key.
         self._begins: OrderedDict[bytes, int] = OrderedDict()
         self._by_operation: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._by_time: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
@@ -182,7 +186,8 @@ class Calibration:
                 self._conclude(value - number)
 
     def _conclude(self, offset: int) -> None:
-        """Sets the offset that most readings show; a reading may be off by one, as the variable changes within a step.
+        """Sets the offset that most readings show; a reading may be off by one, because the variable changes within a
+        step.
 
         An offset is kept until nearly all recent readings show another offset.
         """

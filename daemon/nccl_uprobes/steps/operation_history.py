@@ -29,8 +29,9 @@ OPERATION = np.dtype(
     ]
 )
 WINDOW = 1 << 15
-"""The number of operations that are kept of a process (2 MiB)."""
-# The places for further operations, before the kept ones are moved to the begin of a new buffer.
+"""The number of operations that are kept for each process (2 MiB)."""
+# A new buffer has space for this many operations behind a full window. When the space is used up, the window is copied
+# to another buffer.
 _SPARE = WINDOW // 4
 _MAX_NAMES = 1 << 14
 _COMM_BYTES = 5
@@ -39,8 +40,8 @@ _KIND_FACTOR, _COUNT_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3
 
 
 class Texts:
-    """Numbers communicators by a hash of their text, equal on all ranks, and remembers their names in each process:
-    jobs give the same texts to communicators of other names.
+    """Numbers communicators by a hash of their text, which is equal on all ranks. Remembers their names for each
+    process, since communicators of two jobs can have the same text and different names.
     """
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ def signs(kind: Array, count: Array) -> npt.NDArray[np.uint64]:
 
 
 class History:
-    """The last operations of one process. ``at``: index of the first operation that belongs to no finished step;
+    """The last operations of one process. ``at``: index of the first operation that is not in a finished step;
     ``added`` counts all operations ever added."""
 
     def __init__(self) -> None:
@@ -144,7 +145,8 @@ class History:
         if self.at:
             first = self.operations["t"][self.at] if len(self.waiting) else self.operations["t"][-1] + 1
             new = new[new["t"] >= first]
-        # A drain that could not be written is repeated. Both arrays are sorted, so duplicates lie where they overlap.
+        # A drain that could not be written is repeated. Both arrays are sorted, so duplicates are where the times
+        # overlap.
         waiting = self.waiting
         if not len(new) or not len(waiting):
             return new

@@ -2,8 +2,8 @@
 
 Every call of an operator, from Python or C++, goes through ``at::_ops::NAME::call`` (torchgen's Operators.h). The
 probes see fused optimizers; Adam, AdamW and the like over lists of tensors (the default for CUDA parameters); SGD over
-lists. They do not see loops over parameters (a hit for each could slow the job down), optimizers with their own kernels
-(apex, Transformer Engine, DeepSpeed), and compiled optimizers.
+lists. They do not see loops over parameters (a hit for each parameter could slow the job down), optimizers with their
+own kernels (apex, Transformer Engine, DeepSpeed), and compiled optimizers.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class OptimizerSource:
         symbols = self._symbols(fd, [pattern for operators in _OPERATORS for pattern in operators.patterns])
         points = _points(symbols)
         if not points:
-            hint = "steps come from collectives or a watched variable only; report the version of torch"
+            hint = "steps come only from collectives or a watched variable; report the version of torch"
             raise UnsupportedTarget("this libtorch_cpu has no operator of an optimizer", hint=hint)
         return self._session.attach_uprobe(_PROGRAM, fd, list(points), list(points.values()), self.name)
 

@@ -1,8 +1,8 @@
 """Detects the training steps of one process from the bursts of calls of its optimizer (``optimizer.bpf.c``).
 
-A run of an optimizer makes one burst, or a burst for each group of parameters, which follow each other quickly. A step
-may have runs of several optimizers. A step is the sequence of bursts that repeats, and ends with the last call of its
-last burst.
+A run of an optimizer makes one burst, or a quick succession of bursts, one for each group of parameters. A step may
+have runs of several optimizers. A step is the sequence of bursts that repeats, and ends with the last call of its last
+burst.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from probing.daemon.bpf.probe_slots import SLOTS
 __all__ = ("FOREACH", "FUSED", "LIST_ADD", "OptimizerDetector", "OptimizerStep")
 
 FUSED, FOREACH, _, LIST_ADD = SLOTS.reserve("optimizer", 56, 4)
-"""Slots of the probes, by the operators that were called."""
+"""The slots of the probes. Each slot counts the calls of one kind of operator."""
 # (text, confidence) by preference. LIST_ADD is last: fused and foreach optimizers may call it, too.
 _KINDS = {
     FUSED: ("the fused optimizer", 0.95),
     FOREACH: ("the optimizer over lists of tensors", 0.95),
     LIST_ADD: ("sums of lists of tensors, as SGD makes them,", 0.75),
 }
-# Kinds that only an optimizer calls: only these decide about periods of the collectives.
+# Kinds of operators that only an optimizer calls. Only these decide whether periods of the collectives are steps.
 _SURE = (FUSED, FOREACH)
 # After this many bursts without a rhythm no rhythm is expected.
 _PATIENCE = 64
 _SEVERAL_OPTIMIZERS = 0.8
 _MAX_BURSTS, _AT_ONCE = 512, 128
 _FEWEST = 5
-# Bursts of a run are _CLOSER times closer together than runs are, and at most _CLOSE_NS apart.
+# The gaps between bursts of a run are at most 1/_CLOSER of the gaps between runs, and at most _CLOSE_NS.
 _CLOSER, _CLOSE_NS = 3, 500_000_000
 # The gap between bursts, and the factor of hashes, as in optimizer.bpf.c.
 _GAP_NS, _SIGN_FACTOR = 1_000_000, 0x9E3779B97F4A7C15
@@ -71,8 +71,8 @@ class OptimizerStep(NamedTuple):
 
 
 class _Rhythm(NamedTuple):
-    """The hash and the number of the calls of a step, and its number of runs. Bursts of one run are at most
-    ``close_ns`` apart."""
+    """What repeats in each step: the hash of its calls, the number of its calls, and the number of its runs. Bursts of
+    one run are at most ``close_ns`` apart."""
 
     sign: int
     calls: int
@@ -89,7 +89,7 @@ class OptimizerDetector:
 
     @property
     def promising(self) -> bool:
-        """Whether the calls of an optimizer have a rhythm, or may still get a rhythm, as only few calls were seen."""
+        """Whether the calls of an optimizer have a rhythm, or may still get one, because only few calls were seen."""
         return any(s.rhythm or s.added < _PATIENCE for which, s in self._streams.items() if which in _SURE)
 
     def observe(self, records: Sequence[Any]) -> list[OptimizerStep]:
@@ -141,7 +141,8 @@ class _Stream:
             self._since, self._goes_on = 0, False
         else:
             if len(self._bursts) == _MAX_BURSTS:
-                # These bursts have no rhythm, or another stream gives the steps.
+                # The next append drops the oldest burst: these bursts have no rhythm, or another stream gives the
+                # steps.
                 self._since, self._goes_on, self.rhythm = 0, False, None
             self._bursts.append(_Burst(self._open, last, int(record["before_sign"]), min(calls, _MAX_CALLS)))
         self._open = t
@@ -150,7 +151,8 @@ class _Stream:
     def find_rhythm(self) -> bool:
         known = len(self._bursts)
         if self.rhythm is None and known > _FEWEST and self.added >= self._search_at:
-            # The next search waits, so that all searches together cost only a few times as much as the last.
+            # The intervals between searches grow, so that all searches together cost only a few times as much as the
+            # last one.
             self._search_at = self.added + known // 2
             self.rhythm, at = _rhythm([*self._bursts], self._open)
             for _ in range(at):
@@ -215,7 +217,7 @@ def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
     steps = [(a, b) for a, b in pairwise([_GAP_NS, *gaps]) if b >= _CLOSER * a and a <= _CLOSE_NS]
     for close_ns in [*(isqrt(a * b) for a, b in reversed(steps)), 0]:
         runs = [*_runs(bursts, following, close_ns)]
-        # Calls of the first run may be missing, from before the probes were attached.
+        # The first run may lack calls that were made before the probes were attached.
         first, runs = (runs[0], runs[1:]) if runs else ([], [])
         rest = bursts[len(first) + sum(map(len, runs)) :]
         if not all(_is_run(run) for run in (*runs, rest)):
@@ -232,8 +234,9 @@ def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
 
 
 def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]:
-    """Returns the bursts of the next step; none while the step has not ended. It ends with the burst up to which the
-    hash and the number of calls are those of ``rhythm``, or else at the longest pause.
+    """Returns the bursts of the next step; an empty list while the step has not ended. The step ends with the burst at
+    which hash and number of the step's calls equal those of ``rhythm``; if there is no such burst, at the longest
+    pause.
     """
     pauses: list[int] = []
     sign = calls = 0
@@ -248,7 +251,7 @@ def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]
 
 
 def _by_calls(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
-    """Returns the rhythm of the most frequent burst, if all other bursts are parts of it.
+    """Returns the rhythm of the most frequent burst, if in nearly all steps one or several bursts add up to this burst.
 
     Used where pauses do not separate runs, because threads wait for a CPU between groups of parameters.
     """
@@ -256,7 +259,7 @@ def _by_calls(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int
     if calls == 1 or times < _FEWEST:
         return None, 0
     rhythm = _Rhythm(sign, calls, 1, 0)
-    # Calls of the first burst may be missing, from before the probes were attached.
+    # The first burst may lack calls that were made before the probes were attached.
     begin = at = next((i for i, burst in enumerate(bursts) if i and burst.sign == sign), 0)
     exact = inexact = 0
     while step := _next(bursts[at:], following, rhythm):

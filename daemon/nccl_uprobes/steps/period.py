@@ -1,4 +1,4 @@
-"""Finds the period of a sequence of operations: the pattern of signatures that a training repeats step by step.
+"""Finds the period of a sequence of operations: the pattern of signatures that a training job repeats in each step.
 
 Patterns nest: layers repeat in a micro-step, micro-steps in a step, steps between two logged losses. The longest
 pattern is the step, unless it only adds a few bytes to many repeats of a shorter pattern.
@@ -17,14 +17,15 @@ __all__ = ("MAX_MICRO_STEPS", "Period", "find_period", "least_rotation", "places
 
 Array = npt.NDArray[Any]
 MAX_MICRO_STEPS = 8
-"""A pattern that repeats up to this many times in a longer pattern, which adds hardly a byte, is a micro-step. If it
-repeats more often, it is a step, and the rest of the longer pattern runs once in several steps, for example for
-logging."""
-# A pattern counts as a step after this many repeats in a row; a micro-step has fewer.
+"""A longer pattern may add hardly a byte to the repeats of a shorter pattern. With up to this many repeats, the shorter
+pattern is a micro-step. With more, it is a step, and the rest of the longer pattern runs once in several steps, for
+example for logging."""
+# A pattern counts as a step after this many consecutive repeats. A micro-step repeats less often in a row.
 _REPEATS = MAX_MICRO_STEPS + 1
-# Layers repeat in a micro-step, so a pattern must repeat for longer than this; with few signatures even longer.
+# Layers repeat in a micro-step, so a pattern counts as a step only if it repeats for at least _SPAN_NS. A pattern of at
+# most _FEW_SIGNATURES distinct signatures must repeat for at least _FEW_SPAN_NS.
 _SPAN_NS, _FEW_SIGNATURES, _FEW_SPAN_NS = 2_000_000_000, 2, 10_000_000_000
-# For long steps with repeats within themselves, as in large models, fewer repeats over a longer time are enough.
+# For long steps that contain repeats, as in large models, fewer repeats over a longer time are enough.
 _LONG_REPEATS, _LONG_SPAN_NS = 4, 60_000_000_000
 _MATCHING = 0.8
 # A pattern that repeats faster than this is no training step, ns.
@@ -42,11 +43,11 @@ _FEW = 2048
 
 
 class Period(NamedTuple):
-    """The period of a training. ``pattern``: the signatures of a step from its first operation on. ``kinds`` and
-    ``counts``: of the same operations; a count that varies is -1. ``varying``: kinds whose count is left out of
-    signatures. ``repeats``: how often the pattern occurred. ``inner``: repeats of a shorter pattern in this pattern, 1
-    without a shorter pattern. ``enclosing``: repeats of this pattern in a longer pattern that only adds a few bytes, 0
-    without a longer pattern.
+    """The period of a training job. ``pattern``: the signatures of a step from its first operation on. ``kinds`` and
+    ``counts`` belong to the same operations; a count that varies is -1. ``varying``: kinds whose count is left out of
+    signatures. ``repeats``: how often the pattern occurred. ``inner``: how often a shorter pattern repeats in this
+    pattern; 1 without a shorter pattern. ``enclosing``: how often this pattern repeats in a longer pattern whose other
+    operations transfer almost no bytes; 0 without such a pattern.
     """
 
     pattern: npt.NDArray[np.uint64]
@@ -74,11 +75,11 @@ class Period(NamedTuple):
 
 
 def find_period(operations: Array) -> Period | None:
-    """Returns the period of ``operations`` (``operation_history.OPERATION``), or None. It begins after the longest
-    pause.
+    """Returns the period of ``operations`` (``operation_history.OPERATION``), or None. The period begins after the
+    longest pause.
 
-    If several pauses are about equally long, the period begins after the rarest signature; if that is ambiguous, too,
-    at the pause that gives the smallest rotation.
+    If several pauses are about equally long, the period begins after the pause that follows the rarest signature. If
+    several pauses do, it begins after the pause that gives the smallest rotation.
     """
     varying = _varying(operations)
     signed = signatures(operations, varying)
@@ -117,8 +118,8 @@ def places(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> n
 
 
 def least_rotation(items: list[Any]) -> int:
-    """Returns the begin of the smallest rotation of ``items`` (Booth, Lexicographically least circular substrings,
-    1980).
+    """Returns the index in ``items`` at which their smallest rotation begins (Booth, Lexicographically least circular
+    substrings, 1980).
     """
     twice = items + items
     failure = [-1] * len(twice)
@@ -173,8 +174,8 @@ def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int
         tried, better = _next_length(signed, rough, tried, covered)
         inside, adds_little = _compare(signed, sizes, chosen, tried) if tried else (0, False)
         if inside * chosen == tried:
-            # The length has no pattern, or is several times the chosen length. A longer pattern has to cover more than
-            # this, or each multiple of the chosen length would be compared.
+            # No further length has a pattern, or the length is a multiple of the chosen length. A longer pattern has to
+            # cover more than this multiple; otherwise each multiple would be compared.
             covered = better
             continue
         if adds_little and inside > MAX_MICRO_STEPS:

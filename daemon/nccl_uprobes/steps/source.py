@@ -4,11 +4,12 @@ A step is one repeat of the sequence of collectives that a process repeats (``st
 the next repeat is complete. If the optimizer runs once for several repeats, these are micro-steps of one step
 (``steps.arbiter``). Without a repeating sequence, a step lasts from the end of one run of the optimizer to the end of
 the next (``steps.optimizer_steps``). At any time the steps of a process come from only one of these methods. Steps are
-numbered from 0 since a job was first seen, equally on all its ranks on this node; a watched variable with the step
-replaces that number. Phases without a period have no steps.
+numbered from 0 on since a job was first seen, with the same numbers on all its ranks on this node; a watched variable
+that holds the step number replaces these numbers. Phases without a period have no steps.
 
-The Python sampler cannot show steps: it samples a thread some times a second, misses most shorter runs of an optimizer,
-and cannot tell whether a frame seen twice is one call or two. Uprobes cannot be set on Python functions, either.
+The Python sampler cannot show steps: it samples a thread a few times a second, misses most shorter runs of an
+optimizer, and cannot tell whether a frame seen twice is one call or two. Uprobes cannot be set on Python functions,
+either.
 
 ``wait_ns`` is the time that a rank waited for other ranks on its node (``steps.numbering``), since this node does not
 know the times of ranks on other nodes.
@@ -48,24 +49,26 @@ __all__ = ("Steps",)
 
 _TABLE = "train.steps"
 _MAX_PROCESSES = 128
-# A process loses its place to another one of its owner after this time without data, ns. If each had a place only until
-# the next one has data, none of a job with more ranks would ever have a step.
+# A process is dropped for another process of its owner only after this time without data, ns. Otherwise the ranks of a
+# job with more than _MAX_PROCESSES ranks would replace each other all the time, and none would ever have a step.
 _SILENT_NS = 60_000_000_000
-# The number of ticks, 1 s each, after which a process that ended is dropped: its last records may come later than its
-# exit, since what it reports itself and its open operations are read then.
+# The number of ticks, 1 s each, after which a process that ended is dropped. Its last records may come after its exit,
+# since its own reports and its open operations are read only then.
 _LAST_TICKS = 5
-# The most jobs without processes whose numbers are kept, 1.5 MB each, for ranks that start again.
+# The maximum number of jobs without processes that are kept, 1.5 MB each. They are kept so that restarted ranks
+# continue the numbering.
 _MAX_IDLE_JOBS = 8
 # The confidence in a step from readings of a variable: its begin and end are only as exact as the time between two
 # readings.
 _READING_CONFIDENCE = 0.5
 _VARIABLE_CONFIDENCE = 0.95
-# Steps of the optimizer wait, at most _MAX_WAITING of them, until operations of the same time must have been reported
-# (_LATE_NS) and, if there are operations, until the operations must have shown a period (_CHANCE_*).
+# Steps that the optimizer shows, at most _MAX_WAITING, wait for _LATE_NS: operations of the same time are reported by
+# then. If there are operations, the steps wait longer (_CHANCE_*): the operations show a period by then, or have none.
 _MAX_WAITING = 4096
 _LATE_NS = 3_000_000_000
 _CHANCE_NS, _CHANCE_STEPS = 30_000_000_000, 16
-# A job may write any number as its step: with a larger one, a number that is computed from it may not fit into 64 bits.
+# The largest step number that is accepted from a job. Numbers that are computed from a larger one may not fit into 64
+# bits.
 _MAX_STEP = 1 << 62
 _Key = tuple[int, int]
 
@@ -91,7 +94,7 @@ class _Process:
     # (time, step) of the last begin that the job reported; None: the job reports no steps.
     begun: tuple[int, int] | None = None
     owner: int | None = None
-    # When it last had data, CLOCK_MONOTONIC ns.
+    # When the process last had data, CLOCK_MONOTONIC ns.
     seen: int = 0
 
 
@@ -114,7 +117,7 @@ class _Row(TypedDict, total=False):
 
 
 class Steps(Source):
-    """The source of ``train.steps``. Safe for several threads.
+    """The source of ``train.steps``. Thread-safe.
 
     ``optimizer`` attaches the probes of optimizers; ``refused`` says why there are no probes.
     """
@@ -189,8 +192,8 @@ class Steps(Source):
             self.forget(*key)
 
     def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
-        """Drops what the earlier program of a process that called exec has shown: its period, and that it reported
-        steps. What the new program has begun already stays.
+        """Drops the state from before an exec: the period, and the fact that the job reports its steps. The state of
+        the new program stays.
         """
         with self._lock:
             process = self._processes.get((pid, start_ns))
@@ -202,11 +205,11 @@ class Steps(Source):
                 process.begun = None
 
     def states(self, totals: Totals) -> list[SourceState]:
-        left_out = f"processes have no steps: {_MAX_PROCESSES} others have data" if self._left_out else ""
+        left_out = f"some processes have no steps: {_MAX_PROCESSES} other processes have data" if self._left_out else ""
         return [totals.of(self.name, _TABLE, reason=first_of([text for text in (self._refused, left_out) if text]))]
 
     def _assemble_optimizer(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
-        # Only finished steps become rows, and these rows go to the sink.
+        # No rows are returned: the rows of finished steps are sent to the sink directly.
         self.observe_optimizer(records, pair)
         return {}
 
@@ -247,7 +250,7 @@ class Steps(Source):
     def observe_metric(self, batch: pa.RecordBatch, pair: ClockPair) -> None:
         """Follows the column ``step`` of a batch of ``python.training_metrics``, which has the stored columns.
 
-        A row named step says that the job begins a step; a row without a name is a reading of a variable.
+        A row named ``step`` says that the job begins a step; a row without a name is a reading of a variable.
         """
         rows: list[_Row] = []
         with self._lock:
@@ -273,7 +276,7 @@ class Steps(Source):
             self._sink.put(_TABLE, batch_of(_TABLE, rows))
 
     def _process(self, key: _Key, who: Identity | None, now: int) -> _Process | None:
-        """Returns the state of a process that has data at ``now`` (CLOCK_MONOTONIC ns); None if there is no room."""
+        """Returns the state of a process that has data at ``now`` (CLOCK_MONOTONIC ns); None if it is left out."""
         process = self._processes.get(key)
         if process is None:
             owner = who.owner if who is not None else None
@@ -292,8 +295,9 @@ class Steps(Source):
         return process
 
     def _make_room(self, owner: int | None, now: int) -> bool:
-        """Drops a process of the owner with the most: the process without new data for the longest time. If this is
-        ``owner``, who wants another place, the process must be silent. Returns whether there is room.
+        """Drops a process of the owner with the most processes: the process whose last data is the oldest. If that
+        owner is ``owner``, for whom a process is to be added, the dropped process must have been without data for
+        _SILENT_NS. Returns whether a process was dropped.
         """
         crowds = crowding([*(process.owner for process in self._processes.values()), owner])
         key, process = next(each for each in self._processes.items() if each[1].owner == crowds)
@@ -311,7 +315,7 @@ class Steps(Source):
         return job
 
     def _drop_idle_jobs(self) -> None:
-        """Drops the jobs without processes, all but the newest."""
+        """Drops the jobs without processes, except the _MAX_IDLE_JOBS that were used last."""
         used = {id(process.job) for process in self._processes.values()}
         idle = [key for key, job in self._jobs.items() if id(job) not in used]
         for key in idle[:-_MAX_IDLE_JOBS]:
@@ -320,7 +324,7 @@ class Steps(Source):
     def _from_periods(
         self, key: _Key, who: Identity | None, process: _Process, periods: Iterable[Step], pair: ClockPair
     ) -> list[_Row]:
-        """Returns rows of the steps that end with the ended ``periods``."""
+        """Adds ``periods`` that have ended. Returns rows of the steps that are now certain."""
         rows: list[_Row] = []
         for step in process.arbiter.judge(periods, process.optimizer.promising):
             if process.alone and step.t_start < process.reported + _CHANCE_NS:
@@ -403,12 +407,12 @@ class Steps(Source):
         ]
 
     def _from_job(self, key: _Key, t: int, value: int, pair: ClockPair) -> list[_Row]:
-        """Returns a row of the step that ended when the job reported the begin of step ``value``; from then on all
-        other evidence is dropped.
+        """Returns a row of the step that ended when the job reported the begin of step ``value``. From then on, all
+        other evidence of steps is ignored.
         """
         who = self._identities.identity(*key)
         process = self._process(key, who, pair.mono_ns)
-        # Threads of a job may report begins in another order than that of their times.
+        # Threads of a job may report begins out of the order of time.
         if process is None or (process.begun is not None and t < process.begun[0]):
             return []
         before, process.begun = process.begun, (t, value)
@@ -464,5 +468,5 @@ def _described(period: Period, process: _Key, texts: Texts) -> str:
     if period.inner > 1:
         text += f"; {period.inner} micro-steps or layers repeat in it"
     if period.enclosing:
-        text += f"; every {period.enclosing} repeats, a few bytes more"
+        text += f"; a few more bytes follow every {period.enclosing} repeats"
     return text + (f"; sizes of {len(period.varying)} kinds vary" if len(period.varying) else "")

@@ -1,7 +1,7 @@
 """Reads the IP addresses of network interfaces by netlink (rtnetlink(7), RTM_GETADDR), in a parser.
 
-The collector makes the socket. Only the parser waits for the answer, which the kernel does not give while a driver
-holds the lock that all interfaces share.
+The collector makes the socket. Only the parser waits for the answer: the kernel does not answer while a driver holds
+the lock that all interfaces share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
 
 
 def read_addresses(sock: socket.socket) -> dict[str, list[str]]:
-    """Returns the addresses of each interface of the socket's namespace, by its index as text.
+    """Returns the addresses of each interface of the socket's namespace. The keys are interface indices as text.
 
     Raises TargetError, CorruptTarget.
     """
@@ -55,7 +55,7 @@ def read_addresses(sock: socket.socket) -> dict[str, list[str]]:
 
 def _answer(request: Message) -> bytes:
     if len(request.fds) != 1:
-        raise UsageError("interface_addresses takes one socket")
+        raise UsageError("the request interface_addresses takes one socket")
     try:
         with socket.socket(fileno=request.take_fd()) as sock:
             sock.settimeout(TIMEOUT_S)
@@ -63,4 +63,4 @@ def _answer(request: Message) -> bytes:
     except OSError as e:
         if isinstance(e, ProbingError):
             raise
-        raise UsageError(f"interface_addresses takes a socket of netlink: {e.strerror}") from e
+        raise UsageError(f"the request interface_addresses takes a netlink socket: {e.strerror}") from e

@@ -1,8 +1,8 @@
 """Reads counters and state of network interfaces, in a reader.
 
-Formats: proc_net(5), Documentation/ABI/testing/sysfs-class-net. A read of the speed waits for a lock that a driver can
-hold forever. psutil always reads the speed, too, lacks four of the twelve counters, and reads only its own network
-namespace.
+Formats: proc_net(5), Documentation/ABI/testing/sysfs-class-net. A read of the speed may never return, because it waits
+for a lock that a driver can hold forever. psutil is not used: it always reads the speed, lacks four of the twelve
+counters, and reads only the network namespace of its caller.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def handlers() -> dict[str, Callable[[Header], Message]]:
 
 def read_links(targets: list[Any], node: Sequence[int] = ()) -> list[list[Any] | None]:
     """Returns [network namespace, text of /proc/net/dev] of the node, then of each process ([pid, start_ns]) in
-    ``targets``, or None if it cannot be read. ``node``: processes in the namespace of the node, of which the first
-    readable process is read."""
+    ``targets``; None for a process that cannot be read. ``node``: pids of processes in the namespace of the node. The
+    first of them that can be read stands for the node."""
     of_node = next(filter(None, (_links(pid, 0) for pid in (*node, os.getpid()))), None)
     return [of_node, *(_links(int(pid), int(start_ns)) for pid, start_ns in targets[:MAX_NAMESPACES])]
 

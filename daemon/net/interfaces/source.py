@@ -126,7 +126,7 @@ MAX_ROWS = 512
 
 
 class _Addresses:
-    """The addresses in the network namespace of this process, read every five minutes. Not safe for two threads."""
+    """The addresses in the network namespace of this process, read every five minutes. Not thread-safe."""
 
     def __init__(self, parsers: ParserPool) -> None:
         self._parsers = parsers
@@ -138,7 +138,8 @@ class _Addresses:
         return ", ".join(self._found.get(str(ifindex), ())) or None
 
     def refresh(self, *, now: bool = False) -> None:
-        """Reads the addresses if they are due, or if ``now``. Raises ProbingError if the kernel does not answer."""
+        """Reads the addresses if the last reading is five minutes old, or if ``now``. Raises ProbingError if the kernel
+        does not answer."""
         if not now and time.monotonic() - self._asked < AGAIN_S:
             return
         self._asked = time.monotonic()
@@ -203,7 +204,8 @@ class InterfaceSource(Source):
         return [totals.of(self.name, self.table, state="degraded" if "links" in self._reasons else "", reason=reason)]
 
     def _ask(self, what: str, read: Callable[[], None]) -> None:
-        """Calls ``read``, unless ``what`` timed out lately, since each call may block one more reader in the kernel."""
+        """Calls ``read``, unless the request ``what`` timed out lately: each further call may block one more reader in
+        the kernel."""
         if self._pauses.held(what):
             return
         try:
@@ -237,7 +239,7 @@ class InterfaceSource(Source):
         values = np.array([one.counters for one in interfaces], np.int64)
         differences = self._counters.read([one.key for one in interfaces], values, pair.mono_ns)
         physical = np.array([one.kind == "physical" for one in interfaces])
-        # Any user can make namespaces and interfaces in them: the namespaces take turns.
+        # Any user can make namespaces with many interfaces, so the namespaces take turns.
         wanted = in_turn(np.flatnonzero(physical | _moved(differences)).tolist(), lambda row: interfaces[row].netns)
         rows = np.array(wanted[:MAX_ROWS], np.intp)
         if lost := len(wanted) - len(rows):
@@ -250,8 +252,8 @@ class InterfaceSource(Source):
     def _interfaces(
         self, keys: Sequence[ProcessKey | None], found: Sequence[tuple[int, str] | None]
     ) -> Iterator[_Interface]:
-        """Yields the interfaces in ``found``, the answer. ``keys``: a process of each namespace in it; None for the
-        namespace of the node. Each namespace counts once, since jobs may share the namespace of the node."""
+        """Yields the interfaces in the answer ``found``. ``keys``: for each entry of ``found``, the process that was
+        read; None for the node. Each namespace counts once, since jobs may share the namespace of the node."""
         seen: set[int] = set()
         for key, (netns, text) in ((key, one) for key, one in zip(keys, found, strict=False) if one):
             if netns in seen:

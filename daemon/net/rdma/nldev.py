@@ -116,7 +116,7 @@ def _qps(sock: socket.socket, device: int) -> Iterator[_QueuePair]:
 
 
 def _peers(sock: socket.socket, device: int) -> dict[int, str]:
-    """Returns the addresses of the peers of queue pairs that the connection manager made, by number of queue pair."""
+    """Returns the peer addresses of the queue pairs that the connection manager made, by queue pair number."""
     found = {}
     for values in _entries(sock, _CM_ID_GET, device, _CM_IDS):
         address = _address(values.get(_DST, b""))
@@ -163,7 +163,7 @@ def _address(raw: bytes) -> str | None:
 
 def _answer(request: Message) -> bytes:
     if len(request.fds) != 1:
-        raise UsageError("rdma_qps takes one socket")
+        raise UsageError("the request rdma_qps takes one socket")
     try:
         with socket.socket(fileno=request.take_fd()) as sock:
             sock.settimeout(TIMEOUT_S)
@@ -171,4 +171,4 @@ def _answer(request: Message) -> bytes:
     except OSError as e:
         if isinstance(e, ProbingError):
             raise
-        raise UsageError(f"rdma_qps takes a socket of netlink: {e.strerror}") from e
+        raise UsageError(f"the request rdma_qps takes a netlink socket: {e.strerror}") from e

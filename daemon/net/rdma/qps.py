@@ -29,8 +29,8 @@ TIMEOUT_S = 3.0
 
 
 class QueuePairs(Source):
-    """Reads queue pairs. A parser sends the requests, over a socket made here: a card that hangs blocks the parser, not
-    the collector.
+    """Reads queue pairs. The collector makes the socket and a parser sends the requests over it, so a card that hangs
+    blocks the parser, not the collector.
     """
 
     name = "rdma_qps"
@@ -68,7 +68,7 @@ class QueuePairs(Source):
 
     def _read(self) -> QueuePairsRead:
         if not payload_of(list[str], self._readers.call("rdma_devices", timeout=TIMEOUT_S, node=node_processes())):
-            # Without RDMA devices no socket is made, since the kernel would load a module for it.
+            # Without RDMA devices no socket is made, because making one would let the kernel load a module.
             return {"qps": [], "problems": []}
         if self._pauses.held("netlink"):
             raise UnsupportedTarget("queue pairs are not read for a while, since the kernel did not answer")
@@ -84,7 +84,7 @@ class QueuePairs(Source):
         return answer_of(QueuePairsRead, answer)
 
     def _names(self, pids: set[int]) -> dict[int, Summary]:
-        """Returns the processes with ``pids``, which are not watched, by pid."""
+        """Returns the unwatched processes with ``pids``, by pid."""
         if not pids:
             return {}
         processes = payload_of(list[Summary], self._readers.call("list", timeout=TIMEOUT_S, pids=sorted(pids)))

@@ -76,7 +76,7 @@ class PortReader:
         found = []
         for device in devices[:MAX_DEVICES]:
             if not _NAME.fullmatch(device) or set(device) <= {"."}:
-                raise UsageError(f"{device[:64]!r} is no valid name of an RDMA device")
+                raise UsageError(f"{device[:64]!r} is not a valid name of an RDMA device")
             if details or not self._ports.get(device):
                 if len(self._ports) >= MAX_DEVICES:
                     self._ports.clear()
@@ -101,7 +101,7 @@ class PortReader:
             self._count += len(_FILES)
         values = [None if file is None else _number(*file) for file in files]
         if not any(value is not None for value in values):
-            # The device is gone: the next reading opens the files of a device that took its name.
+            # The device is gone. If a new device has its name, the next reading opens the files of the new device.
             self._forget(device, port)
         return values
 

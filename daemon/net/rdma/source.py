@@ -83,15 +83,17 @@ def _port_batch(node: str, ts_ns: int, found: _Readings, differences: Difference
 
 
 TIMEOUT_S = 2.0
-# The timeout of a request for a single device, which follows a request for all devices without an answer, s.
+# The timeout of a request for a single device, s. Such requests are sent if a request for all devices has timed out.
 ALONE_S = 0.5
-# The interval at which state, rate and the list of devices are read, s: they seldom change and need the firmware.
+# The interval at which state, rate and the list of devices are read, s. They seldom change, and to read them takes a
+# request to the firmware.
 DETAILS_S = 5.0
 
 
 class RdmaPorts(Source):
     """Reads RDMA ports, with one request to a reader for all devices. If no answer comes, each device is read in a
-    separate request, and devices that do not answer are left out for a while, which the state shows."""
+    separate request, and devices that do not answer are left out for a while. The state of the source names these
+    devices."""
 
     name = "rdma_ports"
     table = PORTS.name

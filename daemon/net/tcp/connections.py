@@ -46,7 +46,9 @@ _Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Groups of connections. ``order`` sorts the connections by group; ``starts``: the start of each group in it."""
+    """Groups of connections. ``order`` sorts the connections by group; ``starts`` has the position in ``order`` where
+    each group begins.
+    """
 
     order: npt.NDArray[np.intp]
     starts: npt.NDArray[np.intp]
@@ -132,7 +134,7 @@ class Reading(NamedTuple):
 
 class Found(NamedTuple):
     """Connections of watched processes. ``process``: index of the owner; ``peer_process``: index of the process at the
-    other end, -1 if it is no watched process of the namespace; ``local``, ``peer``: indices in ``addresses``;
+    other end, -1 if it is not a watched process of the namespace; ``local``, ``peer``: indices in ``addresses``;
     ``peer_local``: whether the peer's address is in the namespace, too."""
 
     sockets: _Array
@@ -147,8 +149,8 @@ class Found(NamedTuple):
 
 
 def found_of(now: Reading, before: Reading, owners: _Integers) -> Found | None:
-    """Returns the connections in ``now`` of watched processes (not -1 in ``owners``), with their growth since
-    ``before``; None if there are none."""
+    """Returns the connections in ``now`` whose owner is a watched process (not -1 in ``owners``), with the growth of
+    their counters since ``before``; None if there are none."""
     own = np.flatnonzero(owners >= 0)
     interval = now.mono_ns - before.mono_ns
     if not len(own) or interval <= 0:
@@ -195,8 +197,8 @@ def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
 
 
 def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None:
-    """Returns the same two sets of columns (for ``rows.path_batch``), with a row for each run and pair of addresses
-    whose connections leave the namespace; None if no connection leaves it.
+    """Returns the columns ``at`` of ``rows.path_batch``, and the columns of the figures. There is a row for each run
+    and pair of addresses whose connections leave the namespace. Returns None if no connection leaves it.
 
     ``run_of``: the index of the run of each process.
     """
@@ -222,7 +224,9 @@ def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None
 
 
 def _at_the_other_end(sockets: _Array, process: _Integers, peer_local: npt.NDArray[np.bool_]) -> _Integers:
-    """Returns for each of ``sockets`` the process of the socket at its other end; -1 if that is not in ``sockets``."""
+    """Returns, for each of ``sockets``, the process at the other end of the connection; -1 if the socket at that end is
+    not in ``sockets``.
+    """
     found = np.full(len(sockets), -1, np.int64)
     here = np.flatnonzero(peer_local)
     if len(here):

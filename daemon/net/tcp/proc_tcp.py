@@ -2,8 +2,8 @@
 in each namespace.
 
 Formats: Documentation/networking/proc_net_tcp.rst; get_tcp4_sock of net/ipv4/tcp_ipv4.c, which writes an address as
-32-bit words in the machine's byte order. The files have no figures of connections; inodes lead to the owners of
-sockets.
+32-bit words in the machine's byte order. The files have no figures of connections, but the inodes by which the owners
+of sockets are found.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _ORDER = "<" if sys.byteorder == "little" else ">"
 
 
 class ProcSockets:
-    """Reads sockets through a reader. Not safe for two threads."""
+    """Reads sockets through a reader. Not thread-safe."""
 
     def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
 
     def read(self, namespaces: Mapping[int, ProcessKey]) -> dict[int, npt.NDArray[Any]]:
-        """Returns the sockets of each namespace, as SOCKET. ``namespaces``: a process in each namespace.
+        """Returns the sockets of each namespace, as SOCKET. ``namespaces`` has a process in each namespace.
 
         Raises ProbingError if the reader does not answer.
         """

@@ -15,7 +15,7 @@ from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.target import Target
 
 if TYPE_CHECKING:
-    # A reader starts without the threads that this module needs.
+    # Imported only for types: the module needs threads, and a reader starts without them.
     from probing.daemon.processes.namespaces import ListedSocket
 
 __all__ = ("TOTALS", "handlers", "held_sockets", "namespace_sockets", "namespace_totals")
@@ -24,7 +24,8 @@ MAX_TARGETS = 4_096
 MAX_FDS = 16_384
 MAX_SOCKETS = 131_072
 MAX_SNMP = 64 << 10
-# The most sockets that are listed: a line of /proc/PID/net/tcp has 150 bytes, a line of tcp6 180.
+# The maximum number of sockets that are listed for a namespace. Each socket is a line of 150 bytes in
+# /proc/PID/net/tcp, or of 180 bytes in /proc/PID/net/tcp6.
 MAX_LISTED = 8_192
 MAX_LIST = MAX_LISTED * 180
 # Counters of /proc/PID/net/snmp.
@@ -51,7 +52,7 @@ def _answer_sockets(request: Header) -> Message:
 
 
 def held_sockets(targets: list[Any], deadline: float) -> list[list[Any] | None]:
-    """Returns [network namespace, [inode of each socket]] of each process; None for a process that ended, may not be
+    """Returns [network namespace, [inode of each socket]] of each process; None for a process that ended, cannot be
     read, or was not reached by ``deadline`` (time.monotonic())."""
     found: list[list[Any] | None] = []
     left = MAX_SOCKETS

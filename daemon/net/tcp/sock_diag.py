@@ -30,9 +30,10 @@ _INFO = 2
 # States that are listed: established, SYN sent, closing with data left to send (4, 8, 9, 11), and listening.
 _STATES = sum(1 << state for state in (1, SYN_SENT, 4, 8, 9, LISTEN, 11))
 _REQUEST = struct.Struct("=BBBBI48x")
-# The bytes of a list in which all sockets are kept: 32 MiB are 70,000 connections. Any user can make more.
+# All sockets in the first MAX_BYTES of a list are kept: 32 MiB are 70,000 connections. Any user can make more.
 MAX_BYTES = 32 << 20
-# The most pieces of REST_BYTES in which watched sockets are searched after that: 1.2 million connections.
+# In the rest of the list, at most MAX_RESTS groups of REST_BYTES are searched for watched sockets. Together the limits
+# allow 1.2 million connections.
 REST_BYTES, MAX_RESTS = 1 << 20, 512
 
 # struct inet_diag_msg; ports and addresses are in network order.
@@ -105,16 +106,16 @@ _TCP_INFO = np.dtype(
 SOCKET = np.dtype([*_MESSAGE.descr, *_TCP_INFO.descr])
 _Sockets = npt.NDArray[Any]
 _Integers = npt.NDArray[np.int64]
-# The offsets of messages, by length of the message.
+# The offsets of the messages, by message length.
 _Begins = dict[int, npt.NDArray[np.intp]]
 
 
 def read_sockets(sock: socket.socket, watched: Callable[[_Integers], npt.NDArray[np.bool_]]) -> _Sockets:
     """Returns the connections and listening sockets of the namespace of ``sock`` (NETLINK_SOCK_DIAG), as SOCKET.
 
-    After some 140,000 sockets it returns only those whose inodes are ``watched``. Times are as in tcp_info: us, but ms
-    for the time since the last data. Raises TargetError, also if the namespace has too many sockets, and TargetTimeout:
-    then ``sock`` must not be used again.
+    IPv4 and IPv6 sockets are listed separately. After some 70,000 sockets of a list, only sockets whose inodes are
+    ``watched`` are returned. Times are as in tcp_info: us, but ms for the time since the last data. Raises TargetError,
+    also if the namespace has too many sockets, and TargetTimeout. After an error ``sock`` must not be used again.
     """
     found = []
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -179,7 +180,8 @@ def _begins(piece: bytes) -> _Begins:
 
 
 def _uniform(piece: bytes) -> _Begins:
-    """Returns the result of ``_begins`` without a walk if all messages have the same length, else an empty dict."""
+    """Returns the result of ``_begins`` without reading message after message if all messages have the same length,
+    else an empty dict."""
     if len(piece) < HEADER.size:
         return {}
     length, kind = HEADER.unpack_from(piece)[:2]
@@ -191,8 +193,8 @@ def _uniform(piece: bytes) -> _Begins:
 
 
 def _parse_alike(data: bytes, begins: npt.NDArray[np.intp], length: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yields the connections in messages of the same length as bytes, grouped by the offset of their tcp_info, which is
-    nearly always the same.
+    """Yields, as bytes, the connections in messages of equal length, grouped by the offset of their tcp_info. This
+    offset is nearly always the same.
     """
     if length < _MESSAGE.itemsize:
         raise CorruptTarget("a message of sock_diag is cut short")
@@ -216,7 +218,7 @@ def _slices(data: npt.NDArray[np.uint8], begins: npt.NDArray[np.intp], length: i
 
 
 def _info_at(data: bytes, begin: int, length: int) -> int | None:
-    """Returns the offset of tcp_info from the begin of a message; None if the message has no tcp_info."""
+    """Returns the offset of tcp_info from ``begin``, where the message begins; None if the message has no tcp_info."""
     for kind, at, end in attributes(data, begin + _MESSAGE.itemsize, begin + length):
         if kind == _INFO and end - at >= _TCP_INFO.itemsize:
             return at - begin

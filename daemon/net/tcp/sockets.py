@@ -1,9 +1,9 @@
 """The sockets of watched processes: opens a sock_diag socket in each of their network namespaces, finds the owner of
 each TCP socket, and makes the rows of net.sockets.
 
-Listing the descriptors of a process takes microseconds for each descriptor, so it is done only for new processes or
-sockets, and not often. Closed sockets are kept for a while, since an error may name a peer by the address of a socket
-that is closed by then.
+Listing the descriptors of a process takes microseconds for each descriptor, so it is done only if there are new
+processes or sockets, and otherwise once a minute. Closed sockets are kept for a while, since an error may name a peer
+by the address of a socket that has been closed since.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from probing.daemon.source import Identity, ProcessKey
 __all__ = ("KEPT_NS", "MAX_ROWS", "DiagSockets", "Endpoints", "Owners")
 
 TIMEOUT_S = 1.0
-# An open socket keeps its namespace alive, so it is closed when the last watched process of the namespace has ended.
+# The maximum number of namespaces with an open sock_diag socket. An open socket keeps its namespace alive, so it is
+# closed when the last watched process of the namespace has ended.
 MAX_NAMESPACES = 256
 
 
 class DiagSockets:
-    """The sock_diag sockets by namespace. Not safe for two threads."""
+    """The sock_diag sockets by namespace. Not thread-safe."""
 
     def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
@@ -60,9 +61,10 @@ class DiagSockets:
         return self._open[netns]
 
     def open(self, processes: Mapping[int, ProcessKey]) -> list[str]:
-        """Opens a socket in each namespace of ``processes``, which has a process of each, and closes all other sockets.
+        """Opens a socket in each namespace of ``processes``, and closes all other sockets. ``processes`` has a process
+        of each namespace.
 
-        Returns why some namespaces have no socket.
+        Returns the reasons why some namespaces have no socket.
         """
         for netns in [netns for netns in self._open if netns not in processes]:
             self.drop(netns)
@@ -107,13 +109,14 @@ class DiagSockets:
 
 _MAX_PROCESSES = 1_024
 OWNERS_TIMEOUT_S = 2.0
-# The longest time between two listings of descriptors, s, and the shortest, s. Only new processes cause a listing
-# before the shortest time is over.
+# The maximum and the minimum time between two listings of descriptors, s. Only new processes can cause an earlier
+# listing than the minimum time allows.
 AT_LEAST_S = 60.0
 SOON_S = 5.0
-# The share of a core that listings may take.
+# The maximum share of a core that listings may take.
 _SHARE = 1 / 400
-# If processes share a socket, the first role here owns it: data loaders inherit sockets of their trainer.
+# If processes share a socket, its owner is the process whose role comes first in this list. For example, data loaders
+# inherit sockets of their trainer.
 _ORDER = ("trainer", "launcher", "other", "data_loader")
 _Integers = npt.NDArray[np.int64]
 # The network namespace of a process, and the inode of each of its sockets.
@@ -121,8 +124,8 @@ _HeldSockets = tuple[int, list[int]]
 
 
 class Owners:
-    """The owners of sockets. ``processes``: the processes whose descriptors were listed last; ``of`` returns indices in
-    it. Not safe for two threads."""
+    """The owners of sockets. ``processes``: the processes in the last listing of descriptors; ``of`` returns indices in
+    this list. Not thread-safe."""
 
     def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
@@ -143,7 +146,8 @@ class Owners:
         now = time.monotonic()
         if self._error is not None and now < self._due:
             raise self._error
-        # A listing stops at a time and a number of sockets, which one owner must not use up.
+        # A listing has a time limit and a maximum number of sockets. Users take turns, so that no user takes the whole
+        # listing.
         ordered = in_turn(sorted(watched[:_MAX_PROCESSES], key=_rank), lambda who: who.owner)
         keys = [who.key for who in ordered]
         new = keys != self.processes
@@ -154,14 +158,14 @@ class Owners:
         self._look(ordered, now)
 
     def of(self, inodes: _Integers) -> _Integers:
-        """Returns the index in ``processes`` of the owner of each socket; -1 if the owner is no watched process."""
+        """Returns the index in ``processes`` of the owner of each socket; -1 if the owner is not a watched process."""
         if not len(self._inodes):
             return np.full(len(inodes), -1, np.int64)
         place = np.minimum(np.searchsorted(self._inodes, inodes), len(self._inodes) - 1)
         return np.where(self._inodes[place] == inodes, self._owners[place], -1)
 
     def unknown(self, found: bool) -> None:
-        """Requests a listing before long if ``found``: then there are new sockets whose owner is unknown."""
+        """Requests an early listing if ``found``, that is, if there are new sockets whose owner is unknown."""
         self._unknown |= found
 
     def _look(self, watched: list[Identity], now: float) -> None:
@@ -175,7 +179,8 @@ class Owners:
             raise
         # The pause depends on the CPU time, because on a busy machine a listing takes long but costs little.
         self._due = now + max(SOON_S, cpu_s / _SHARE)
-        # None: a process was not reached in time, and is tried again, or has ended, and is soon not watched any more.
+        # A process without an answer (None) was not reached in time and is tried again, or has ended and is soon no
+        # longer watched.
         self._looked, self._unknown = now, None in read
         self.processes = keys
         held = self._with_last(keys, read)
@@ -193,8 +198,8 @@ class Owners:
         self._owners = np.array([owners[inode] for inode in self._inodes.tolist()], np.int64)
 
     def _with_last(self, keys: list[ProcessKey], read: Sequence[_HeldSockets | None]) -> list[_HeldSockets | None]:
-        """Returns ``read`` with the sockets of the last listing for processes that were not reached, while all
-        together are at most MAX_SOCKETS."""
+        """Returns ``read``. Processes that were not reached keep the sockets of their last listing, as long as there
+        are at most MAX_SOCKETS sockets in all."""
         room = MAX_SOCKETS - sum(len(seen[1]) for seen in read if seen)
         held: list[_HeldSockets | None] = []
         for key, seen in zip(keys, read, strict=True):
@@ -221,7 +226,7 @@ def _rank(who: Identity) -> tuple[int, int, int]:
 KEPT_NS = 600_000_000_000
 """The time for which a closed socket is kept, ns."""
 MAX_ROWS = 4_096
-"""The most closed sockets that are kept, and the most open sockets that are shown; the owners share both."""
+"""The maximum number of closed sockets that are kept, and of open sockets that are shown, for all users together."""
 _Array = npt.NDArray[Any]
 
 
@@ -236,7 +241,7 @@ class _Held(NamedTuple):
 
 
 class Endpoints:
-    """Keeps the open and the recently closed sockets of watched processes. Safe for any thread."""
+    """Keeps the open and the recently closed sockets of watched processes. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

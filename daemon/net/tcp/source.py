@@ -44,7 +44,7 @@ MAX_KNOWN = 16_384
 
 
 class Quiet:
-    """Keeps the times at which rows were written. Not safe for two threads."""
+    """Keeps the times at which rows were written. Not thread-safe."""
 
     def __init__(self) -> None:
         self._written: OrderedDict[Hashable, int] = OrderedDict()
@@ -69,7 +69,7 @@ _COLUMNS = ("segs_out", "segs_in", "retrans")
 
 
 class _NamespaceTotals:
-    """Keeps the last totals of each namespace. Not safe for two threads."""
+    """Keeps the last totals of each namespace. Not thread-safe."""
 
     def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
@@ -103,7 +103,7 @@ class _NamespaceTotals:
 
 
 MAX_ROWS = 4_096
-# The share of a core that readings may take: a node with very many connections is read less often.
+# The maximum share of a core that readings may take. So a node with very many connections is read less often.
 _SHARE = 1 / 200
 
 
@@ -158,7 +158,7 @@ class TcpSource(Source):
 
     @property
     def namespaces(self) -> Mapping[int, ProcessKey]:
-        """Returns a watched process of each network namespace, by the inode of the namespace. Safe for any thread."""
+        """Returns a watched process of each network namespace, by the inode of the namespace. Thread-safe."""
         return self._owners.namespaces
 
     @property
@@ -227,7 +227,7 @@ class TcpSource(Source):
         return list(found)
 
     def _rows(self, netns: int, now: Reading, who: dict[ProcessKey, Identity]) -> bool:
-        """Puts the rows of a namespace. Returns whether there are new connections whose owner is unknown."""
+        """Writes the rows of a namespace. Returns whether there are new connections whose owner is unknown."""
         owners = self._owners.of(now.sockets["inode"].astype(np.int64))
         before = self._before.get(netns)
         if before is None:

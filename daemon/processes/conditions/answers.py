@@ -1,4 +1,4 @@
-"""Answers requests for the conditions of processes, which readers read all at once."""
+"""Answers requests for the conditions of processes, which readers read in parallel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from probing.daemon.stack_wire import ConditionsRead, Load, ReadFailure
 
 __all__ = ("ConditionAnswers",)
 
-# How long a reader may be blocked by one process, s: it may wait for a kernel lock that the process holds.
+# The maximum seconds for which one process may block a reader. A read can wait for a kernel lock that the process
+# holds.
 PATIENCE_S = 0.25
 _Chosen = Callable[[Sequence[int], str], list[Identity]]
 

@@ -1,4 +1,4 @@
-"""Reads limits and counts of a process's control groups: CPU quota, throttling, memory limit, OOM kills, freezer.
+"""Reads limits and counters of a process's control groups: CPU quota, throttling, memory limit, OOM kills, freezer.
 
 Both versions 1 and 2 are read. A limit of a group also limits all groups below it, so every level is read. A value is
 None if the kernel lacks its file. Formats: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst,
@@ -34,13 +34,13 @@ class Group(NamedTuple):
 
 def read_cgroups(cgroup: bytes, mounts: list[Mount]) -> dict[str, object]:
     """Returns cgroup, frozen, cpu_quota (CPUs), memory_limit_bytes, memory_used_bytes, oom_kills, throttled and
-    throttled_ns of a process; a value is None if it is unknown or there is no limit.
+    throttled_ns of a process. A value is None if the value is unknown or there is no limit.
 
     ``cgroup``: the text of /proc/PID/cgroup. ``mounts``: the mounts that this process, the reader, sees.
     """
     groups = {name: group for name in ("cpu", "memory", "freezer") if (group := group_of(name, cgroup, mounts))}
     frozen, cpu = _frozen(groups.get("freezer")), cpu_limits(groups.get("cpu"))
-    # In version 1 a process is in a group of each hierarchy: show the group that limits the process most.
+    # In version 1 a process is in a group of each hierarchy. The group that limits the process most is shown.
     first = "freezer" if frozen else "cpu" if cpu["cpu_quota"] is not None else "memory"
     shown = groups.get(first) or next(iter(groups.values()), None)
     return {
@@ -53,7 +53,7 @@ def read_cgroups(cgroup: bytes, mounts: list[Mount]) -> dict[str, object]:
 
 def group_of(controller: str, cgroup: bytes, mounts: list[Mount]) -> Group | None:
     """Returns the group of a process in the version 1 hierarchy with ``controller``, or else in the version 2
-    hierarchy; None if it is in neither.
+    hierarchy; None if the process is in neither hierarchy.
     """
     unified = None
     for line in cgroup[: 64 << 10].split(b"\n")[:MAX_LINES]:
@@ -73,8 +73,8 @@ def _first(version: int, mounts: Iterable[Mount], path: bytes) -> Group | None:
 def _below(version: int, mount: Mount, path: bytes) -> Group | None:
     """Returns the group ``path`` below ``mount``; None if the mount does not contain it.
 
-    In a container, whose control group namespace is private, groups outside of it and the root of a mount of the whole
-    node have paths that begin with ``/../..``: cgroup_namespaces(7).
+    A container has a private control group namespace. Inside it, groups outside the namespace, and the root of a mount
+    of the whole node, have paths that begin with ``/../..``: cgroup_namespaces(7).
     """
     root = mount.root.rstrip(b"/")
     if not path.startswith(b"/") or not (path + b"/").startswith(root + b"/"):
@@ -98,7 +98,9 @@ def _frozen(group: Group | None) -> bool | None:
 
 
 def cpu_limits(group: Group | None) -> dict[str, float | int | None]:
-    """Returns cpu_quota (CPUs), and throttled and throttled_ns since the groups exist; None: unknown, or no limit."""
+    """Returns cpu_quota (CPUs), and throttled and throttled_ns since the groups were created. A value is None if it is
+    unknown or there is no limit.
+    """
     quotas, counts, times = [], [], []
     for directory in group.directories if group else ():
         if (quota := _quota(directory)) is not None:
@@ -141,7 +143,7 @@ def _memory(group: Group | None) -> dict[str, object]:
 
 
 def first_number(directory: bytes, *names: str) -> int | None:
-    """Returns the number in the first of the files ``names`` that contains one; "max" is no number."""
+    """Returns the number in the first of the files ``names`` that contains a number; "max" is not a number."""
     return next(
         (value for name in names if (value := _number(read_group_file(directory, name) or b"")) is not None), None
     )
@@ -164,7 +166,7 @@ def _number(word: bytes) -> int | None:
 
 
 def read_group_file(directory: bytes, name: str) -> bytes | None:
-    """Returns the begin of a file of a group; None if it cannot be read, for example because the group was removed."""
+    """Returns the first MAX_FILE bytes of a file of a group; None if the file cannot be read."""
     try:
         fd = os.open(os.path.join(directory, name.encode()), os.O_RDONLY | os.O_CLOEXEC)  # noqa: PTH118
     except OSError:

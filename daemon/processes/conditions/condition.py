@@ -1,4 +1,4 @@
-"""Reads a process's condition once, in a reader. Counters are absolute: two readings give the differences."""
+"""Reads a process's condition once, in a reader. Counters are absolute: the caller subtracts two readings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> Header:
 
     * ``pid``, ``start_ns``, and ``mono_ns``: CLOCK_MONOTONIC at the reading.
     * ``asleep_ns``: the thread has not run for at least this time.
-    * ``last_cpu``: the CPU on which the thread last ran; ``target_fd``: the descriptor to which ``target`` belongs.
+    * ``last_cpu``: the CPU on which the thread last ran; ``target_fd``: the descriptor of the file ``target``.
     * ``children``: name, pid and state of up to 16 child processes.
     * ``thread_waits``: tid, name, state, cpu_ns, run_delay_ns and the fields of ``ThreadWait`` of up to 64 threads.
       Threads that are not reached by ``deadline`` (time.monotonic()) are left out.
@@ -99,7 +99,9 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> Header:
 
 
 def _of_thread(target: Target, tid: int) -> Header:
-    """Returns the context switches and allowed CPUs of a thread; empty for the main thread."""
+    """Returns the context switches and allowed CPUs of a thread; empty for the main thread, whose values are those of
+    the process's status file.
+    """
     found = status_fields(_read(target, f"task/{tid}/status")) if tid != target.pid else {}
     return {name: found[name] for name in ("switches", "cpus_allowed", "cpu_list") if name in found}
 
@@ -184,7 +186,8 @@ def _name(pid: int | None) -> str | None:
 
 
 def _read(target: Target, name: str, limit: int = _BYTES) -> bytes:
-    # Each value is optional; the reader checks at the end of the request whether the process has ended.
+    # Each value is optional, so errors are not raised. The reader checks at the end of the request whether the process
+    # has ended.
     try:
         return target.read(name, limit)
     except ProbingError:

@@ -1,14 +1,14 @@
-"""Parses the counters of a process or thread in /proc into numbers; None for a value that the kernel lacks.
+"""Parses the counters of a process or thread in /proc into numbers. A value that the kernel does not show is None.
 
 Formats: proc(5), Documentation/scheduler/sched-stats.rst. Each number and each text is limited in length.
 
 ``asleep_ns`` computes the time since a thread last ran, from ``se.exec_start`` of its sched file (CONFIG_SCHED_DEBUG,
-kernel/sched/debug.c), which is on the task clock of the CPU on which the thread ran. The task clocks of two CPUs differ
-by the time that interrupts and the hypervisor took from each since boot (kernel/sched/core.c, update_rq_clock_task). So
-the reader moves to that CPU for a moment, to read the same clock.
+kernel/sched/debug.c). This time is on the task clock of the CPU on which the thread ran. The task clocks of two CPUs
+differ by the time that interrupts and the hypervisor took from each CPU since boot (kernel/sched/core.c,
+update_rq_clock_task). If the clocks are far apart, the reader moves to the thread's CPU for a moment to read its clock.
 
-``neighbours_of`` finds the other processes that used the CPUs of a process, from two lists of all processes of the
-machine.
+``neighbours_of`` compares two lists of all processes of the machine, and finds the other processes that used the CPUs
+of a process.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def exec_start_ns(sched: bytes) -> int | None:
 
 
 def parse_io(data: bytes) -> tuple[int | None, int | None, int | None]:
-    """Returns three counts of bytes of a process: of all its read calls and of all its write calls, with caches and
-    pipes, and of its reads from storage."""
+    """Returns three byte counts of a process: all read calls, all write calls, and reads from storage. The first two
+    include caches and pipes."""
     found = _pairs(data, (b"rchar", b"wchar", b"read_bytes"))
     return found.get(b"rchar"), found.get(b"wchar"), found.get(b"read_bytes")
 
@@ -120,12 +120,12 @@ def taken_ns(stat: bytes) -> dict[int | None, int]:
 
 
 def idle_ns(stat: bytes) -> dict[int, int]:
-    """Returns for each CPU the idle time since boot, ns, from /proc/stat; waits for a disk count as idle."""
+    """Returns for each CPU the idle time since boot, ns, from /proc/stat; waiting for a disk counts as idle."""
     return dict(_cpu_times(stat, slice(4, 6)))
 
 
 def _cpu_times(stat: bytes, chosen: slice) -> Iterator[tuple[int, int]]:
-    """Yields each CPU with the sum of fields of its line of /proc/stat (fs/proc/stat.c), ns."""
+    """Yields each CPU with the sum, in ns, of the ``chosen`` fields of its line in /proc/stat (fs/proc/stat.c)."""
     for line in stat.split(b"\n"):
         fields = line.split()
         if len(fields) > 8 and fields[0].startswith(b"cpu") and fields[0][3:].isdigit():
@@ -163,16 +163,17 @@ def _number(word: bytes) -> int:
 
 
 _BYTES = 16 << 10
-# Bytes of /proc/stat that are read: a line for each of 1,000 CPUs.
+# The maximum bytes of /proc/stat that are read: enough for the lines of 1,000 CPUs.
 _STAT_BYTES = 128 << 10
-# Times of two clocks that differ by less than this count as equal, ns.
+# If two task clocks differ by at most this many ns, the reader does not move to the other CPU.
 _CLOSE_NS = 20_000_000
 
 
 def asleep_ns(target: Target, tid: int, cpu: int | None) -> int | None:
     """Returns a lower bound of the time since thread ``tid`` last ran, ns; None if the kernel does not show the time.
 
-    ``cpu``: the CPU on which the thread last ran; it must not run now. Raises ProcessGone.
+    ``cpu``: the CPU on which the thread last ran. The caller must know that the thread is not running. Raises
+    ProcessGone.
     """
     then = exec_start_ns(_read(target, f"task/{tid}/sched"))
     if not then:
@@ -187,7 +188,7 @@ def asleep_ns(target: Target, tid: int, cpu: int | None) -> int | None:
 
 
 def _now() -> tuple[int | None, int | None]:
-    """Returns when this thread was last put on its CPU, ns on the CPU's task clock, and the CPU."""
+    """Returns (ns, CPU): when the calling thread was last put on its CPU, by the CPU's task clock, and the CPU."""
     tid = threading.get_native_id()
     with Target(os.getpid()) as own:
         stat = parse_task_stat(_read(own, f"task/{tid}/stat"))
@@ -207,7 +208,7 @@ def _apart_ns(cpu: int | None, other: int | None) -> int:
 def _on(cpu: int) -> Iterator[None]:
     before = os.sched_getaffinity(0)
     try:
-        # The kernel refuses a CPU that the reader's cpuset lacks.
+        # The kernel refuses a CPU that is not in the reader's cpuset. The reader then stays on its CPU.
         with suppress(OSError):
             os.sched_setaffinity(0, {cpu})
         yield
@@ -230,8 +231,8 @@ MAX_NEIGHBOURS = 5
 def read_loads(deadline: float, proc: Path = Path("/proc")) -> list[Load] | None:
     """Returns the loads of all processes that used a CPU, including kernel threads.
 
-    Returns None if the reading lasts beyond ``deadline`` (time.monotonic()): a process that is missing from an
-    incomplete list would seem new in the next list.
+    Returns None if the reading is not complete at ``deadline`` (time.monotonic()): a process that an incomplete list
+    lacks would seem new in the next list.
     """
     found = []
     for name in os.listdir(proc)[:MAX_PIDS]:  # noqa: PTH208

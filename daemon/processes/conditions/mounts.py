@@ -22,11 +22,10 @@ _SERVED = re.compile(r"fuse|nfs|lustre|ceph|cifs|smb|gpfs|beegfs|gfs|ocfs|9p|afs
 
 
 class Mount(NamedTuple):
-    """A mount. ``root``: the directory of the file system that is mounted at ``point``. ``options``: options of the
-    file system.
+    """A mount. ``root`` is the directory of the file system that is mounted at ``point``. ``options`` and ``device``
+    are the options and the major:minor of the file system. ``source`` is the device or server that was mounted.
 
-    ``root`` and ``point`` are the kernel's bytes; the other texts went through ``clean_text``. ``device``: major:minor
-    of the file system; ``source``: the device or server that was mounted.
+    ``root`` and ``point`` are the kernel's bytes; the other texts went through ``clean_text``.
     """
 
     number: int
@@ -43,7 +42,7 @@ class Mount(NamedTuple):
 
 
 def parse_mounts(data: bytes) -> list[Mount]:
-    """Returns the mounts in a mountinfo file, in its order, at most 4,096. Lines of another form are left out."""
+    """Returns the first 4,096 mounts in a mountinfo file, in the file's order. Malformed lines are left out."""
     found = []
     for line in data[:MAX_MOUNTINFO].split(b"\n")[:MAX_MOUNTS]:
         before, separator, after = line.partition(b" - ")
@@ -56,7 +55,9 @@ def parse_mounts(data: bytes) -> list[Mount]:
 
 
 def mount_of(mounts: list[Mount], *, number: int | None = None, path: bytes = b"") -> Mount | None:
-    """Returns the mount with this ``number`` (mnt_id of fdinfo), else the mount that contains the absolute ``path``."""
+    """Returns the mount with this ``number`` (mnt_id of fdinfo). Without a number, returns the mount that contains the
+    absolute ``path``.
+    """
     if number is not None:
         return next((mount for mount in mounts if mount.number == number), None)
     holding = [mount for mount in mounts if _holds(mount.point, path)]
@@ -65,7 +66,7 @@ def mount_of(mounts: list[Mount], *, number: int | None = None, path: bytes = b"
 
 
 def waits_for_others(mount: Mount | None) -> bool:
-    """Returns whether a read of a file's attributes may wait for another machine or program."""
+    """Returns whether reading a file's attributes on ``mount`` may wait for another machine or program."""
     return mount is None or bool(_SERVED.search(mount.kind))
 
 
@@ -78,7 +79,7 @@ def plain_path(path: bytes) -> bytes | None:
 @contextmanager
 def handle_of(target: Target, path: bytes) -> Iterator[int]:
     """Yields an O_PATH descriptor of a plain path in the root of a process. Does not wait if ``waits_for_others`` is
-    False for the mount of the path. Raises OSError, with ELOOP for a path with a link, since the link may lead to
+    False for the mount of the path. Raises OSError. A path with a link raises ELOOP, because the link may lead to
     another mount."""
     root = os.open("root", os.O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
     try:

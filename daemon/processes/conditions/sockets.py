@@ -24,12 +24,12 @@ _UNIX_LISTENS = b"00010000"
 
 
 SocketRows = Mapping[bytes, Sequence[bytes]]
-"""The fields of a table's row by inode."""
+"""The rows of a socket table, each split into fields, by inode."""
 
 
 class SocketEnds(NamedTuple):
-    """The ends of a socket. ``text``: such as ``tcp 10.0.0.1:29500 -> 10.0.0.2:41000``. ``listens``: it waits for
-    connections.
+    """The ends of a socket. ``text`` is, for example, ``tcp 10.0.0.1:29500 -> 10.0.0.2:41000``. ``listens``: the socket
+    waits for connections.
     """
 
     text: str
@@ -44,7 +44,8 @@ class SocketTables:
         self._tables: dict[str, SocketRows] = {}
 
     def described(self, link: str) -> SocketEnds:
-        """Returns the ends of the socket ``link`` (socket:[INODE]): addresses of TCP, or the path of a Unix socket.
+        """Returns the ends of the socket ``link`` (socket:[INODE]): the addresses of a TCP socket, or the path of a
+        Unix socket.
 
         If the socket is in no table, the text is ``link``.
         """
@@ -69,14 +70,14 @@ class SocketTables:
 
 
 def rows_by_inode(table: bytes, *, tcp: bool) -> SocketRows:
-    """Returns the fields of each socket of net/tcp, net/tcp6 or net/unix by its inode."""
+    """Returns the rows of net/tcp, net/tcp6 or net/unix by inode."""
     at = 9 if tcp else 6
     rows = (line.split() for line in table.split(b"\n"))
     return {row[at]: row for row in rows if len(row) > at}
 
 
 def ends_of(row: Sequence[bytes], *, tcp: bool) -> SocketEnds:
-    """Returns the ends of the socket with the fields ``row``."""
+    """Returns the ends of the socket in ``row`` of a table."""
     if tcp:
         return _tcp(row[1], row[2], row[3] == _LISTEN)
     path = clean_text(row[7], 128) if len(row) > 7 else ""

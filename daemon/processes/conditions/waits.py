@@ -3,7 +3,7 @@
 No file of the target is opened: links of /proc/PID/fd are read as text. Attributes of a file are read only if its file
 system is on this machine, since a dead server would block the reader.
 
-The table ``_TABLE`` has the system calls in which a thread can wait, and the arguments that name the file of each call.
+``_TABLE`` lists the system calls in which a thread can wait and, for each call, which argument names its file or child.
 Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18.
 """
 
@@ -95,8 +95,8 @@ _KINDS = {
     stat.S_IFREG: "file",
 }
 _LOCKS = frozenset(("flock", "fcntl"))
-# "7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF": process 4711 waits for lock 7 (proc(5), /proc/locks). If several
-# processes wait for a lock, the kernel indents each line more than the line before (fs/locks.c, lock_get_status).
+# "7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF" means that process 4711 waits for lock 7 (proc(5), /proc/locks).
+# If several processes wait for a lock, each line is indented more than the line before (fs/locks.c, lock_get_status).
 _LOCK = re.compile(rb"^(\d{1,10}): +(->)? ?\S+ +\S+ +\S+ (-?\d{1,10}) ", re.MULTILINE)
 _MAX_LOCKS = 1 << 20
 _EPOLL = "anon_inode:[eventpoll]"
@@ -106,11 +106,11 @@ _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*(\d{1,10})$", re.MULTILINE)
 
 
 class ThreadWait(TypedDict):
-    """The wait of a thread. ``target``: the file, socket or child that it waits for; ``fd``: its descriptor.
+    """The wait of a thread. ``target``: the file, socket or child that the thread waits for. ``fd``: the descriptor.
     ``target_kind``: file, fifo, pipe, socket, listener (a socket that listens), tty, directory, device, child or other.
     ``lock_holder``: the pid of the process that holds the file lock for which the thread waits.
 
-    If a call such as poll has several files, ``target`` is the first socket that listens, or else the first file;
+    If a call such as poll waits for several files, ``target`` is the first socket that listens, or else the first file;
     ``more`` is the number of further files.
     """
 
@@ -143,7 +143,7 @@ class WaitReader:
         self._sockets = SocketTables(target)
 
     def read(self, tid: int) -> ThreadWait:
-        """Returns what thread ``tid`` waits for; each value is None if the thread runs or the kernel does not show the
+        """Returns what thread ``tid`` waits for. A value is None if the thread runs or the kernel does not show the
         value. Raises ProcessGone."""
         words = _text(self._target, f"task/{tid}/syscall").split()
         number = _integer(words[0]) if words else None
@@ -169,7 +169,7 @@ class WaitReader:
         }
 
     def _awaited(self, call: _SystemCall, arguments: list[int]) -> list[int]:
-        """Returns the descriptors on which ``call`` works; a socket that listens comes first."""
+        """Returns the descriptors on which ``call`` waits; the first listening socket is moved to the front."""
         fds = _descriptors(call, arguments, self._memory)
         if call.name.startswith("epoll_") and fds and self._link(fds[0]) == _EPOLL:
             fds += [int(fd) for fd in _WATCHED.findall(_text(self._target, f"fdinfo/{fds[0]}", MAX_POLLED * 80))]
@@ -231,13 +231,13 @@ class WaitReader:
                     kind = _kind(os.fstat(handle))
             except OSError as e:
                 if e.errno == errno.ELOOP:
-                    # The path has a link, which may lead to any file system.
+                    # The link in the path may lead to any file system, so the file is not examined.
                     return found
         return {**found, "target_kind": kind, "file_system": mount.text()}
 
 
 def _descriptors(call: _SystemCall, arguments: list[int], memory: Memory) -> list[int]:
-    """Returns the descriptors on which ``call`` works: its argument, or the descriptors of poll and select."""
+    """Returns the descriptors in the arguments of ``call``: one descriptor, or the set that poll or select watches."""
     if call.about == "fd":
         # The kernel reads an int: the upper half of the register has no meaning.
         fd = arguments[0] & 0xFFFF_FFFF
@@ -279,8 +279,9 @@ def _holder(waiters: set[int]) -> int | None:
 
 
 def lock_holder(table: bytes, waiters: set[int]) -> int | None:
-    """Returns the pid of the holder of the lock for which one of ``waiters`` waits, by ``table``, the text of
-    /proc/locks; None if unknown.
+    """Returns the pid of the process that holds the lock for which a pid in ``waiters`` waits; None if unknown.
+
+    ``table``: the text of /proc/locks.
     """
     holders: dict[bytes, int] = {}
     for number, waits, text in _LOCK.findall(table):
@@ -302,7 +303,8 @@ def _kind(found: os.stat_result) -> str:
 def _memory(memory: Memory, at: int, size: int, *, text: bool = False) -> bytes:
     if not at or size <= 0:
         return b""
-    # A text may end shortly before memory that cannot be read: then only the rest of its page is read.
+    # A text may end shortly before memory that cannot be read. Then the first read fails, and the second range counts:
+    # it ends with the page of ``at``.
     ranges = [(at, size), (at, min(size, 4_096 - at % 4_096))] if text else [(at, size)]
     return next((data for data in memory.read_many(ranges) if data), b"")
 

@@ -1,8 +1,7 @@
-"""Keeps open the ELF files by which a parser unwinds stacks, and finds the file of each instruction of a process.
+"""Keeps open the ELF files with which a parser unwinds stacks, and finds the file of each instruction of a process.
 
-``readable`` demangles names of C++ functions with the C++ library.
-
-Names come from hostile files, and demanglers have had bugs: only a parser, which has no rights, does this.
+``readable`` demangles names of C++ functions with the C++ library. Names may come from hostile files, and demanglers
+have had bugs. So only a parser, which has no privileges, calls this function.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ __all__ = (
 MAX_NAME = 512
 _MAX_MANGLED = 4096
 _MAX_DEMANGLED = 1 << 20
-# CPU time for one name, s: the longest names of torch take a thousandth of it.
+# The maximum CPU time for demangling one name, s. The longest names of torch take a thousandth of this time.
 _DEMANGLE_S = 0.25
 
 
 @functools.lru_cache(maxsize=16_384)
 def readable(name: bytes) -> str:
-    """Returns a symbol's name, demangled if it is a C++ name, with printable characters only, at most 512.
+    """Returns a symbol's name as at most 512 printable characters, demangled if it is a C++ name.
 
-    A longer name loses the arguments of its templates, the innermost first. A name that takes more than a quarter of a
-    second of CPU time ends this process.
+    A longer name loses the arguments of its templates, the innermost first. If a name takes more than a quarter of a
+    second of CPU time, the kernel ends this process.
     """
     return clean_text(_shortened(_demangled(name).decode("utf-8", "backslashreplace")), MAX_NAME)
 
 
 def _demangled(name: bytes) -> bytes:
     library = _library()
-    # GCC marks a split-off part by a suffix after a dot, which the C++ library puts into brackets.
+    # GCC marks a split-off part of a function by a suffix after a dot. The C++ library shows the suffix in brackets.
     if library is None or not name.startswith((b"_Z", b"__Z")) or len(name) > _MAX_MANGLED:
         return name
     status = ctypes.c_int(-1)
-    # Each substitution can double the text, so a short name may take forever, and no handler in Python interrupts the
-    # library: when the timer expires, the kernel ends this process.
+    # Each substitution can double the text, so a short name may take forever, and a signal handler in Python cannot
+    # interrupt the library. So there is no handler: when the timer expires, the kernel ends this process.
     signal.setitimer(signal.ITIMER_VIRTUAL, _DEMANGLE_S)
     try:
         text = library.__cxa_demangle(name, None, None, ctypes.byref(status))
@@ -122,13 +121,14 @@ _MAX_KEPT = 8192
 _MAX_PART = 1 << 20
 
 _T = TypeVar("_T")
-# Device (major, minor) and inode in a process's maps, and the process: (0, 0) if all processes see the same numbers.
+# Device (major, minor) and inode in a process's maps, and the process (pid, start_ns). The process is (0, 0) if all
+# processes see the same device and inode.
 _Alias = tuple[int, int, int, tuple[int, int]]
 _FileId = tuple[int, int, int, int]
 
 
 class FileNeeded(Exception):
-    """Raised to request the file of ``mapping``, not an error: ``Unwinder`` catches it."""
+    """Raised to request the file of ``mapping``. It is not an error: ``Unwinder`` catches the exception."""
 
     def __init__(self, mapping: CodeMapping) -> None:
         super().__init__(mapping.path)
@@ -257,7 +257,9 @@ class Modules:
 
 
 class Place(NamedTuple):
-    """The place of an instruction: ``offset`` in the file of ``mapping``. ``module``: None if there is no file."""
+    """The place of an instruction: ``offset`` in the file of ``mapping``, ``address`` before relocation. ``module`` is
+    None if the mapping has no file that can be opened.
+    """
 
     mapping: CodeMapping
     offset: int

@@ -1,7 +1,7 @@
 """Encodes copies of C stacks, which go from a reader through the collector to a parser.
 
-The bytes are the length of a JSON object (u32), the object, and the copied stacks in sequence. The collector passes
-them on without parsing the stacks.
+The bytes are the length of a JSON object (u32), the object, and the copied stacks in sequence. The collector relays
+the bytes without parsing the stacks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ class CodeMapping(NamedTuple):
 
 
 class StackCopy(NamedTuple):
-    """The copied stack of a blocked thread: its ``pc`` and ``sp``, and ``data``, the memory from address ``low`` on.
-
-    ``reason``: why there is no copy: ``runs``, ``gone``, ``refused`` or ``limit``.
+    """The copied stack of a blocked thread. ``pc`` and ``sp`` are the thread's registers, ``data`` is its stack from
+    address ``low`` on. ``reason`` says why there is no copy: ``runs``, ``gone``, ``refused`` or ``limit``.
     """
 
     tid: int
@@ -50,9 +49,9 @@ class StackCopy(NamedTuple):
 
 
 class Unwound(TypedDict):
-    """A parser's answer. ``need``: starts of mappings whose files are missing; the other fields are empty then.
-    ``threads``: (tid, [(index in ``codes``, ip), ...], reason), frames innermost first. ``codes``: (func, file).
-    ``reason``: why frames are missing."""
+    """A parser's answer. ``need``: the starts of mappings whose files the parser lacks. If there are any, the other
+    fields are empty. ``threads``: (tid, [(index in ``codes``, ip), ...], reason), with the innermost frame first. The
+    reason says why frames are missing. ``codes``: (func, file)."""
 
     need: list[int]
     threads: list[tuple[int, list[tuple[int, int]], str]]
@@ -60,7 +59,7 @@ class Unwound(TypedDict):
 
 
 class Captured(NamedTuple):
-    """The threads of a process and its executable mappings, by address."""
+    """The threads of a process, and its executable mappings in the order of their addresses."""
 
     pid: int
     start_ns: int

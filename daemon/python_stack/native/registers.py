@@ -38,7 +38,7 @@ _MAX_TOTAL = 16 << 20
 _MAX_MAPS = 16 << 20
 # The red zone: memory below its stack pointer that a leaf function may use (System V ABI for x86-64, 3.2.2).
 _RED_ZONE = 128
-# During this share of the time, running threads are read again every millisecond, since they often block soon.
+# During this share of the timeout, running threads are read again every millisecond, because they often block soon.
 _PATIENCE = 0.2
 _MAX_ROUNDS = 20
 _PAUSE_S = 0.001
@@ -56,11 +56,11 @@ class _Look(NamedTuple):
 def copy_stacks(
     pid: int, start_ns: int, tids: Sequence[int], runtime: RuntimeInfo | None, deadline: float
 ) -> tuple[Captured, dict[int, Thread]]:
-    """Copies the stacks of threads ``tids`` (empty: all) and, with ``runtime``, walks their Python stacks meanwhile.
+    """Copies the stacks of threads ``tids`` (empty: all) and, with ``runtime``, walks their Python stacks.
 
-    The second value has the Python stack of each thread that stayed blocked, as in ``dump_stacks``. ``deadline`` is on
-    time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, and UnsupportedTarget on machines whose blocked
-    threads cannot be unwound from their stack alone.
+    The second value has the Python stack of each thread that stayed blocked, as in ``dump_stacks``. ``deadline`` is a
+    time of time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, and UnsupportedTarget on machines whose
+    blocked threads cannot be unwound from their stack alone.
     """
     if platform.machine() != "x86_64":
         raise UnsupportedTarget(
@@ -85,11 +85,11 @@ def copy_stacks(
 
 
 def handlers() -> dict[str, Callable[[Header], Message]]:
-    """Returns the handler of the reader's request ``native`` {pid, start_ns, tids (or none: all), runtime (or none),
-    timeout_ms}.
+    """Returns the handler of the reader's request ``native`` {pid, start_ns, tids, runtime, timeout_ms}. Without
+    ``tids``, all threads are read; without ``runtime``, no Python stacks.
 
-    Payload: ``Captured.encode()``. Header: ``python``, null or the Python stacks of the threads that did not run
-    meanwhile, from the same moment as the copies, packed for ``stack_wire.unpack``.
+    The payload of the answer is ``Captured.encode()``. ``python`` in the header has the Python stacks of the threads
+    that did not run during the copy, packed for ``stack_wire.unpack``. It is null without ``runtime``.
     """
     return {"native": _native}
 
@@ -98,7 +98,7 @@ def _native(request: Header) -> Message:
     asked = parse_request(request)
     tids = request.get("tids") or []
     if not isinstance(tids, list) or len(tids) > MAX_THREADS or not all(isinstance(t, int) and t > 0 for t in tids):
-        raise UsageError(f"a request for native stacks names up to {MAX_THREADS} threads by their numbers")
+        raise UsageError(f"a request for native stacks names at most {MAX_THREADS} threads by their tids")
     runtime = RuntimeInfo.from_dict(request["runtime"]) if request.get("runtime") else None
     captured, python = copy_stacks(asked.pid, asked.start_ns, tids, runtime, asked.deadline)
     return Message({"python": pack({"threads": list(python.values())}) if runtime else None}, captured.encode())
@@ -112,7 +112,9 @@ def _round(
     runtime: RuntimeInfo | None,
     deadline: float,
 ) -> tuple[dict[int, StackCopy], dict[int, Thread]]:
-    """Reads the registers, copies the stacks, walks the Python stacks, and reads the registers again."""
+    """Reads the registers, copies the stacks, walks the Python stacks, and reads the registers again. A thread whose
+    registers or counts of context switches changed gets the reason ``runs``.
+    """
     before = {tid: _look(pid, tid) for tid in tids}
     still = {tid: look for tid, look in before.items() if isinstance(look, _Look)}
     copies = _copy(ProcessMemory(pid), still, mappings)
@@ -139,7 +141,7 @@ def _copy(memory: Memory, still: dict[int, _Look], mappings: Sequence[Mapping]) 
     if sum(size for _, size in ranges.values()) > _MAX_TOTAL:
         share = _MAX_TOTAL // len(ranges)
         ranges = {tid: (low, min(size, share)) for tid, (low, size) in ranges.items()}
-    # All ranges are read by one call, since a call costs more than reading a range.
+    # All ranges are read in one call, because a call costs more than reading a range.
     parts = dict(zip(ranges, memory.read_many(list(ranges.values())), strict=True))
     copies = {}
     for tid, look in still.items():
@@ -152,7 +154,7 @@ def _copy(memory: Memory, still: dict[int, _Look], mappings: Sequence[Mapping]) 
 
 
 def _look(pid: int, tid: int) -> _Look | str:
-    """Returns the kernel's report of a blocked thread, or why there is none."""
+    """Returns the kernel's report of a blocked thread, or the reason why there is no report."""
     try:
         line = _read(f"/proc/{pid}/task/{tid}/syscall", 256)
         words = line.split()
@@ -203,7 +205,7 @@ def _read(path: str, limit: int) -> bytes:
         raise ProcessGone("the thread ended") from e
     except PermissionError as e:
         raise PrivilegeError(
-            f"{path} may not be read", hint="reading the registers of a blocked thread takes CAP_SYS_PTRACE"
+            f"no permission to read {path}", hint="reading the registers of a blocked thread needs CAP_SYS_PTRACE"
         ) from e
     except OSError as e:
         raise TargetError(f"{path} cannot be read: {e.strerror}") from e

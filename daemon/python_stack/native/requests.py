@@ -31,10 +31,10 @@ _INSTRUCTION = re.compile(r"_TAIL_CALL_\w+(?:\.[\w.]+)*")
 
 
 def merge(python: Sequence[Frame], native: Sequence[Frame], reason: str) -> tuple[list[Frame], str]:
-    """Returns the frames, innermost first, and why native frames are missing, or "".
+    """Returns the joined frames, innermost first, and the reason why native frames are missing, or "".
 
     ``reason``: why outer frames of ``native`` are missing; empty for a whole stack. If the two stacks do not match, the
-    Python stack is kept whole, after the native frames that lie further in than any Python frame.
+    result has the native frames inside the innermost call of the loop, and after them the whole Python stack.
     """
     if not python:
         return list(native), reason
@@ -83,23 +83,25 @@ def _loops(native: Sequence[Frame]) -> list[tuple[int, int]]:
     return loops
 
 
-# The most descriptors in one message (daemon/ipc.py).
+# The maximum number of descriptors in one message (daemon/ipc.py).
 _MAX_FDS = 16
-# The most rounds for a request: each round finds the next file of every thread, and a stack passes through few files.
+# The maximum number of rounds for a request. Each round finds the next missing file of every stack, and a stack passes
+# through few files.
 _MAX_ROUNDS = 64
-# How often another parser, which lacks the files of the one before, may take over in the midst of a request.
+# The maximum number of times that another parser may take over during a request. The new parser lacks the files that
+# were given to its predecessor.
 _MAX_REPLACED = 1
 _REASONS = {
     "runs": "it runs, and only a thread that is blocked can be read without stopping it",
     "gone": "it ended",
-    "refused": "its registers or its stack may not be read",
+    "refused": "its registers or its stack cannot be read",
     "limit": "the process has too many threads with large stacks",
 }
 
 
 class NativeStacks:
-    """Adds native frames to stacks. Safe for any thread. ``prepare`` is ``PythonStacks.prepare``, which finds the
-    CPython of a process.
+    """Adds native frames to stacks. Thread-safe. ``prepare`` is ``PythonStacks.prepare``, which finds the CPython of a
+    process.
     """
 
     def __init__(
@@ -113,8 +115,8 @@ class NativeStacks:
         """Adds native frames to ``threads``, the threads of one process from ``PythonStacks.stacks``.
 
         Each thread gets ``native_missing``: why native frames are missing, or "". No ProbingError is raised. The Python
-        frames of a blocked thread are read again, at the same moment as its C stack. ``timeout`` in seconds; a process
-        that cannot be read takes one second more.
+        frames of a blocked thread are read again, at the same moment as its C stack. The call takes at most ``timeout``
+        seconds, and one second more if the process cannot be read.
         """
         deadline = time.monotonic() + timeout
         try:
@@ -134,8 +136,8 @@ class NativeStacks:
     def _read(
         self, pid: int, start_ns: int, threads: list[Thread], deadline: float
     ) -> tuple[dict[int, tuple[list[Frame], str]], dict[int, Thread]]:
-        """Returns two results by tid: (native frames, why outer frames are missing), and the Python stacks of the same
-        moment.
+        """Returns two dicts by tid: one of (native frames, why outer frames are missing), and one of the Python stacks
+        from the same moment.
         """
         runtime = None
         if any(thread["frames"] for thread in threads):
@@ -205,8 +207,8 @@ class NativeStacks:
         opened: contextlib.ExitStack,
         deadline: float,
     ) -> dict[int, int]:
-        """Opens files of mappings. Returns the descriptors by start of the mapping; adds starts whose file cannot be
-        opened to ``absent``.
+        """Opens the files of the mappings that start at ``need``. Returns the descriptors by start of the mapping. Adds
+        to ``absent`` the start of each mapping whose file cannot be opened.
         """
         files = {}
         for start in need:

@@ -23,7 +23,7 @@ _MAX_ABSENT = 4096
 
 
 class Unwinder:
-    """Unwinds stacks of all processes of a node. Not safe for two threads."""
+    """Unwinds stacks of all processes of a node. Not thread-safe."""
 
     def __init__(self) -> None:
         self._modules = Modules()
@@ -36,8 +36,8 @@ class Unwinder:
     ) -> Unwound:
         """Unwinds ``data``, the bytes of ``Captured.encode()``.
 
-        ``fds`` are the files of the mappings at ``starts`` and stay the caller's; files of mappings at ``absent``
-        cannot be opened. ``deadline`` is on time.monotonic(). Raises CorruptTarget for damaged ``data``.
+        ``fds`` are the files of the mappings at ``starts``, and the caller keeps them. Files of mappings at ``absent``
+        cannot be opened. ``deadline`` is a time of time.monotonic(). Raises CorruptTarget for damaged ``data``.
         """
         captured = Captured.decode(data)
         process = (captured.pid, captured.start_ns)
@@ -68,7 +68,7 @@ class Unwinder:
 
 
 class _Codes:
-    """Function names without duplicates, since the threads of a training share most frames."""
+    """Function names without duplicates, because the threads of a training job share most frames."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -89,7 +89,9 @@ class _Codes:
 
 
 def _named(frame: CFrame, *, in_time: bool) -> tuple[str, str]:
-    """Returns (name, file) of a frame; after the deadline the name is left out."""
+    """Returns (name, file) of a frame. If ``in_time`` is False, the deadline has passed, and the name is only the file
+    and the address.
+    """
     place = frame.place
     if place is None:
         return "?", "?"
@@ -105,8 +107,9 @@ def _named(frame: CFrame, *, in_time: bool) -> tuple[str, str]:
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """Returns the handler of the parser's request ``unwind`` {starts, absent, timeout_ms}, with ``Captured.encode()``
-    as payload, and descriptors of the mappings at ``starts``. It answers JSON of ``Unwinder.unwind``."""
+    """Returns the handler of the parser's request ``unwind`` {starts, absent, timeout_ms}. The request has
+    ``Captured.encode()`` as payload, and the descriptors of the files of the mappings at ``starts``. The answer is the
+    result of ``Unwinder.unwind`` as JSON."""
     unwinder = Unwinder()
 
     def answer(request: Message) -> bytes:
@@ -114,7 +117,7 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
         timeout_ms = request.header.get("timeout_ms", 1000)
         numbers = isinstance(starts, list) and isinstance(absent, list) and isinstance(timeout_ms, int | float)
         if not numbers or len(starts) != len(request.fds) or len(absent) > _MAX_ABSENT:
-            raise UsageError("unwind needs a descriptor for each mapping")
+            raise UsageError('the request "unwind" needs a descriptor for each mapping')
         deadline = time.monotonic() + timeout_ms / 1000
         return json.dumps(unwinder.unwind(request.payload, starts, request.fds, frozenset(absent), deadline)).encode()
 

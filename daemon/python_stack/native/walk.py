@@ -1,10 +1,11 @@
-"""Unwinds a C stack from a copy of its memory by call frame information, without stopping the thread.
+"""Unwinds a C stack from a copy of its memory with call frame information, without stopping the thread.
 
 Only the stack and instruction pointers of a blocked thread are known at first. Callee-saved registers become known with
-the frames that restore them. The CFA may depend on a register that is still unknown (rbp, in functions that keep a
-frame pointer). Then it is computed from the function's first instructions, if a return address lies below the result.
-In functions with stacks of variable size it is searched among the return addresses above. A stack with a searched CFA
-is never reported as whole, since an old return address can look like the current one.
+the frames that restore them. The CFA (canonical frame address) of a frame may depend on a register that is still
+unknown: rbp, in functions that keep a frame pointer. In this case the CFA is computed from the function's first
+instructions; the result counts if a return address lies directly below it. If this fails, as in functions with stacks
+of variable size, the CFA is searched among the return addresses further out. A stack with a searched CFA is never
+reported as whole, because an old return address can look like the current one.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ _Registers = dict[int, int]
 
 
 class CFrame(NamedTuple):
-    """A frame of a C stack. ``ip``: the return address; ``place``: the place of the call before it, None outside of all
-    mappings.
+    """A frame of a C stack. ``ip``: the return address, or the next instruction of the innermost function. ``place``:
+    the place of the call before ``ip``; None if it is outside of all mappings.
     """
 
     ip: int
@@ -75,7 +76,7 @@ class _End(Exception):
 
 
 def walk(copy: StackCopy, space: CodeSpace, deadline: float = math.inf) -> CStack:
-    """Returns the frames of a thread, as far as they are found by ``deadline`` on time.monotonic(). Raises
+    """Returns the frames of a thread that are found until ``deadline``, a time of time.monotonic(). Raises
     ``modules.FileNeeded`` while a file of ``space`` is missing.
     """
     way = _Walk(copy, space, deadline)
@@ -107,7 +108,7 @@ class _Walk:
                 ip = registers[_RIP]
                 place = self._space.place(ip if exact else ip - 1)
                 if place is None and stack.frames:
-                    raise _End("a return address leads to no code")
+                    raise _End("a return address does not point to code")
                 stack.frames.append(CFrame(ip, place))
                 row = place.module.row(place.address) if place and place.module and place.address is not None else None
                 registers = self._caller(place, row, registers, guesses)
@@ -181,7 +182,7 @@ class _Walk:
         if base >= registers[_RSP] and above is not None and back and above > base and self._call(back) is not None:
             return {_RBP: above, _RSP: base + 16, _RIP: back}
         name = place.mapping.path.rpartition("/")[2] if place else ""
-        raise _End(f"{name or 'the code'} does not say how its frames lie")
+        raise _End(f"{name or 'the code'} has no call frame information")
 
     def _expected(self, place: Place, row: Row, sp: int) -> int | None:
         """Returns the CFA of a function that keeps rbp and allocates a stack of fixed size in its prologue."""
@@ -208,7 +209,7 @@ class _Walk:
                 return candidate
             if target == _ANYWHERE and likely is None:
                 rest = self.follow(self._restored(row, candidate, registers), exact=False, guesses=False)
-                # The same function again: an old frame of an earlier recursive call.
+                # If the same function comes again, the candidate is an old frame of an earlier recursive call.
                 if not rest.reason and not any(self._within(frame, place, row) for frame in rest.frames):
                     likely = candidate
         return likely
@@ -220,7 +221,7 @@ class _Walk:
         return other is not None and other.start == row.start
 
     def _candidates(self, row: Row, sp: int) -> Iterator[int]:
-        """Yields possible CFAs: a return address and a plausible rbp must lie below each."""
+        """Yields possible CFAs. Below a possible CFA lie a return address and a plausible rbp."""
         count = 0
         rule = row.rules.get(_RBP)
         for slot in range(-(-sp // 8) * 8, sp + _MAX_SEARCH, 8):
@@ -230,7 +231,7 @@ class _Walk:
             if self._space.holds(value - 1) is None or self._call(value) is None:
                 continue
             saved = self._read(slot + 8 + rule.value, 8) if rule and rule.kind == "offset" else None
-            # If the caller's rbp is a frame pointer, it points further out.
+            # If the caller's rbp is a frame pointer, it points further out than this slot.
             if saved is None or not self._low <= saved <= slot:
                 count += 1
                 yield slot + 8

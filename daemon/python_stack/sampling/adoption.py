@@ -1,8 +1,8 @@
 """Adopts threads off the CPU that have no entry in ``python_off``: reads their stacks and makes the entries.
 
-Such a thread left the CPU before its process was sampled (a rank that hangs already), or was not chosen when it left.
-The programs see only switches after the entry was made, so each thread is checked once more after that: a thread that
-ran meanwhile loses its entry.
+Such a thread left the CPU before its process was sampled (as in a rank that already hangs), or was not chosen when it
+left. The programs see only switches after the entry was made. So each thread is checked again after its entry was made,
+and a thread that ran meanwhile loses its entry.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Adopted:
 
 
 class Adoption:
-    """Makes entries for threads off the CPU. Safe for any thread; the lock ``maps`` is held while maps change."""
+    """Makes entries for threads off the CPU. Thread-safe; the lock ``maps`` is held while maps change."""
 
     def __init__(
         self, kernel: SamplingPrograms, maps: threading.Lock, readers: ReaderPool, read_checks: ReadChecks

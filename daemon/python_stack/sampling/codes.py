@@ -71,10 +71,11 @@ def code_check(filename: int, name: int, linetable: int, firstlineno: int, name_
 def answer_codes(request: Header) -> Message:
     """Answers ``codes`` {pid, start_ns, runtime, wanted (at most 4096 of [address, check or null]), timeout_ms}.
 
-    Header ``index`` and ``asked``: only the first ``asked`` of ``wanted`` were read; request the others again. Payload:
-    ``index`` bytes of JSON ``{"files": [...], "codes": [[address, [filename, name, linetable, firstlineno, name_hash],
-    func, file, table], ...]}``, then the line tables. ``file`` is an index into ``files``, ``table`` the length of the
-    line table or -1. A code object that cannot be read, changed meanwhile or has another check is left out.
+    The header has ``index`` and ``asked``. Only the first ``asked`` of ``wanted`` were read: request the rest again.
+    The payload is ``index`` bytes of JSON ``{"files": [...], "codes": [[address, [filename, name, linetable,
+    firstlineno, name_hash], func, file, table], ...]}``, followed by the line tables. ``file`` is an index into
+    ``files``, ``table`` the length of the line table or -1. A code object is left out if it cannot be read, changed
+    meanwhile or has another check.
 
     Raises ProcessGone, PrivilegeError, UnsupportedTarget, CorruptTarget and UsageError.
     """
@@ -122,8 +123,8 @@ def _read_chunk(pid: int, layout: Layout, wanted: Sequence[WantedCode]) -> list[
 
 
 def _matching(memory: ProcessMemory, layout: Layout, wanted: Sequence[WantedCode]) -> list[int]:
-    """Returns the addresses that still have the wanted code. At other addresses, memory that is mistaken for a line
-    table may be large.
+    """Returns the addresses that still have the wanted code. Other addresses must not be read: memory that is mistaken
+    for a line table may be large.
     """
     proofs = _proofs(memory, layout, [address for address, _ in wanted])
     return [
@@ -153,15 +154,15 @@ NO_LINE = -1
 
 
 class LineIndex(NamedTuple):
-    """The lines of a code object: instructions at offsets from ``ends[i - 1]`` on, and below ``ends[i]``, have the line
-    ``lines[i]``, or none if it is NO_LINE. There is no line from the last end on.
+    """The lines of a code object. Instructions at offsets from ``ends[i - 1]`` to ``ends[i] - 1`` have the line
+    ``lines[i]``; NO_LINE means no line. Instructions from the last end on have no line either.
     """
 
     ends: array[int]
     lines: array[int]
 
     def line(self, offset: int) -> int | None:
-        """Returns the line of the instruction ``offset`` bytes into the code, 0 or more, or None."""
+        """Returns the line of the instruction at ``offset``, at least 0 bytes into the code; None if it has no line."""
         at = bisect_right(self.ends, offset)
         return None if at == len(self.ends) or self.lines[at] == NO_LINE else self.lines[at]
 
@@ -173,7 +174,7 @@ class LineIndex(NamedTuple):
 @dataclass(frozen=True)
 class SampledCode:
     """A code object as it was read. ``index``: its lines; None if its line table could not be read. Processes that run
-    the same code share an object.
+    the same code share one ``SampledCode``.
     """
 
     func: str
@@ -185,7 +186,7 @@ class SampledCode:
         """Returns the line of the instruction ``offset`` bytes into the code, or None when it has no line."""
         if self.index is None:
             return None
-        # A frame that has not begun is at the first line.
+        # A negative offset means that the frame has not begun. It is at the first line.
         return self.first_line if offset < 0 else self.index.line(offset)
 
 
@@ -197,8 +198,8 @@ _codes: WeakValueDictionary[tuple[object, ...], SampledCode] = WeakValueDictiona
 
 
 def _shared(func: str, file: str, first: int, table: bytes | None, lines: LineTable, index_of: IndexOf) -> SampledCode:
-    """Returns the code in use with these texts and this line table, or makes it."""
-    # The hash of bytes is keyed: no target can make two tables with the same.
+    """Returns the code with these texts and this line table: the object that is already in use, or a new object."""
+    # The hash of bytes is keyed, so no target can make two tables with the same hash.
     key = (func, file, first, lines, None if table is None else len(table), hash(table))
     code = _codes.get(key)
     if code is None:
@@ -208,8 +209,8 @@ def _shared(func: str, file: str, first: int, table: bytes | None, lines: LineTa
 
 
 def unpack_codes(answer: Message, lines: LineTable, index_of: IndexOf) -> dict[CodeKey, SampledCode]:
-    """Decodes the answer of ``answer_codes``. ``lines``: the format of its line tables, which ``index_of`` decodes.
-    Raises InternalError for anything else.
+    """Decodes the answer of ``answer_codes``. ``lines``: the format of the line tables, which ``index_of`` decodes.
+    Raises InternalError if the answer is malformed.
     """
     try:
         end = int(answer.header["index"])
@@ -228,9 +229,8 @@ def unpack_codes(answer: Message, lines: LineTable, index_of: IndexOf) -> dict[C
 
 
 class KnownCodes:
-    """The code objects that the samples of one process name, and the keys that were given up; both are limited.
-
-    Safe for any thread.
+    """The code objects that the samples of one process name, and the keys that were given up. Both are limited in
+    number. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -241,11 +241,11 @@ class KnownCodes:
 
     @property
     def bytes(self) -> int:
-        """About the memory that the code takes, as if no other process ran the same code."""
+        """The approximate memory that the code takes, counted as if no other process shared the code."""
         return self._bytes
 
     def clear(self) -> None:
-        """Drops all code; it is missing then, and can be read again."""
+        """Drops all code. Dropped code counts as missing, and can be read again."""
         with self._learning:
             self._known.clear()
             self._bytes = 0

@@ -1,4 +1,5 @@
-"""Reads code objects right after the first sample that names them, while they exist, and holds the sample until then.
+"""Reads code objects right after the first sample that names them, while they exist. Until they are read, the sample is
+held in the ring.
 
 The kernel wakes the decoder only for a stack that it has not reported before. A record may be drained once all its code
 has been read or given up, or after a second: ``ready`` returns the position up to which records may be drained.
@@ -26,11 +27,13 @@ from probing.daemon.source import ProcessKey
 
 __all__ = ("Decoder",)
 
-# How long a record is held until its code is read, s; longer after a start, as its process may not be identified yet.
+# How long a record is held for its code to be read, s. Records are held longer just after a start, because their
+# process may not be identified yet.
 HOLD_S = 1.0
 START_HOLD_S = 10.0
 RETRY_S = 0.1
-# How long fetches go on before the ring is looked at again, s: processes that do not answer delay the others so long.
+# How long code is fetched before the ring is examined again, s. This limits the time by which processes that do not
+# answer delay other processes.
 FETCHES_S = 0.5
 # The pause before code that could not be read in time is requested again, s.
 GIVEN_UP_S = 30.0
@@ -48,10 +51,10 @@ class _Pending(NamedTuple):
 
 
 class Decoder:
-    """Reads the code of samples. ``ready`` is for the thread that drains; the rest runs in the decoder's thread.
+    """Reads the code of samples. ``ready`` is for the thread that drains the ring. The decoder's thread reads the code.
 
-    ``find`` returns the state of a process. ``fetch`` reads code or gives it up; it is called again for code that it
-    neither read nor gave up. ``unresolved`` gets the processes with samples of unknown threads.
+    ``find`` returns the state of a process. ``fetch`` reads code or gives it up; ``fetch`` is called again for code
+    that it neither read nor gave up. ``unresolved`` gets the processes with samples of unknown threads.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Decoder:
                     os.eventfd_read(self._nudge)
                 try:
                     wait = RETRY_S if self._decode() else None
-                except Exception:  # an error with one record must not end all decoding; it is drained late, undecoded
+                except Exception:  # an error with one record must not end all decoding: the record is drained undecoded
                     _log.exception("samples cannot be decoded")
                     wait = HOLD_S
 
@@ -149,7 +152,7 @@ class Decoder:
             if left and pending is not None and self._is_late(pending):
                 for key in asked & left.keys():
                     self._find(key).codes.give_up(left[key], time.monotonic() + GIVEN_UP_S)
-                # Code that was not asked for yet has its own wait.
+                # For code that was not requested yet, the wait begins again.
                 self._pending = None
                 left = self._look()
         return bool(left)

@@ -23,7 +23,7 @@ from probing.daemon.source import Loss, ProcessKey
 
 __all__ = ("Enrolled", "Enrolment", "Rates")
 
-# The most stacks a second that are walked of a thread that leaves the CPU.
+# The maximum number of times per second that the stack of a thread is walked when the thread leaves the CPU.
 OFF_RATE = 50
 PREPARE_S = 5.0
 SCAN_S = 1.0
@@ -44,8 +44,8 @@ class Rates(NamedTuple):
 class Enrolled:
     """The state of a process in the programs' maps. ``threads``: tid -> (address of its PyThreadState, thread_id).
 
-    ``scanned`` is on time.monotonic(); ``scan_s``: duration of the last scan of its threads. ``short``: the map had no
-    room for all threads of the process.
+    ``scanned``: the time.monotonic() at which the last visit ended; ``scan_s``: the duration of the last scan of its
+    threads. ``short``: the map had no room for all threads of the process.
     """
 
     rates: Rates = field(default_factory=Rates)
@@ -62,7 +62,7 @@ class Enrolled:
 
 
 class Enrolment:
-    """Enrols processes. Safe for any thread, but two threads must not enrol the same process at once."""
+    """Enrols processes. Thread-safe, but two threads must not enrol the same process at once."""
 
     def __init__(
         self,
@@ -176,10 +176,10 @@ class Enrolment:
 
     def _lose(self, key: ProcessKey, process: Enrolled, count: int, room: int) -> None:
         now, until = time.monotonic(), time.time_ns()
-        # The loss began after the last scan at the earliest.
+        # At the earliest, the loss began at the last scan.
         since = until - int((now - process.scanned) * 1e9) if process.scanned else until
         reason = (
-            f"{count} threads beyond the {room} threads of one process, or the share of its user, that it has room for"
+            f"no room in the map for {count} threads: a process may have {room}, and its user a share of all threads"
         )
         self._lost(Loss(NAME, "python.samples", "resolve", reason, since, until, pid=key[0]))
 
@@ -188,7 +188,8 @@ class Enrolment:
             try:
                 change()
             except ProbingError as e:
-                # The refusal is the same for each process and thread: `status` shows it as long as it lasts.
+                # The refusal is the same for each process and thread, so it is logged once. `status` shows it while it
+                # lasts.
                 if e.message != self._refused:
                     _log.warning("the sampler's maps cannot be changed: %s", e.message)
                 self._refused = e.message
@@ -197,8 +198,9 @@ class Enrolment:
 def _threads(pid: int, scan: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
     """Returns the threads for the map. A thread without a PyThreadState is included only if it certainly has none.
 
-    The programs do not report an included thread as unknown, so it is not examined again for a while. The main thread's
-    interpreter may just be starting, and a scan that is not complete may have missed states.
+    The programs do not report an included thread as unknown, so it is not examined again for a while. It is not certain
+    that the main thread has no PyThreadState, because its interpreter may just be starting. After an incomplete scan
+    this is not certain for any thread.
     """
     states = {int(tid): (int(state), int(thread_id)) for tid, state, thread_id, _ in scan["threads"]}
     return {tid: state for tid, state in states.items() if state[0] or (scan["complete"] and tid != pid)}

@@ -21,19 +21,19 @@ __all__ = ("SampledProcesses",)
 
 _ABSENT = 0xFFFF
 _NO_SHIMS = 0xFF
-# The bytes with the fields of a frame, or of a code object, that the programs read at once.
+# The bytes of a frame, or of a code object, that the programs read at once. They must contain all fields.
 _WINDOW = 128
 _INSTR = {"lasti_bytes": 1, "lasti_units": 2, "previous": 3, "current": 3}
 _GIL_UNKNOWN, _GIL_CURRENT, _GIL_STRUCT = 0, 1, 2
 _HINT = "its stacks can be read on demand, with `probingctl stacks`"
 
-# One process may use one part in _SHARES of the map of threads, and one owner all parts but one of each map, so that
-# others have room.
+# One process may use 1/_SHARES of the map of threads, and the processes of one owner may use all but 1/_SHARES of each
+# map, so that other owners have room.
 _SHARES = 4
 
 
 class SampledProcesses:
-    """The processes that ``session`` (with object ``python``) samples. Not safe for two threads.
+    """The processes that ``session`` (with object ``python``) samples. Not thread-safe.
 
     Entries of an earlier daemon stay in the maps until ``clear``.
     """
@@ -41,7 +41,7 @@ class SampledProcesses:
     def __init__(self, session: Session) -> None:
         self._processes, self._threads = session.maps["python_processes"], session.maps["python_threads"]
         self._seen = session.maps["python_seen"]
-        # Start, value in the map, and owner of each process.
+        # By pid: the start time, the value in the map, and the owner.
         self._written: dict[int, tuple[int, Any, int]] = {}
         self._tids: dict[ProcessKey, dict[int, tuple[int, int]]] = {}
 
@@ -61,12 +61,13 @@ class SampledProcesses:
         off_rate: int,
         owner: int = 0,
     ) -> None:
-        """Samples ``pid``, of user ``owner``, ``rate`` times a second on each CPU, and up to ``off_rate`` times a
-        second when a thread leaves the CPU.
+        """Samples ``pid``, of user ``owner``, ``rate`` times a second on each CPU. The stack of a thread that leaves
+        the CPU is walked up to ``off_rate`` times a second.
 
-        ``runtime`` is the address of ``_PyRuntime``. ``gil``: up to 3.11 the address of the pointer to the thread state
-        that holds the GIL (0: where ``layout`` says); later the address of the GIL's struct, 0 if unknown. Raises
-        UnsupportedTarget for a layout that the programs cannot follow, AttachError when there is no room.
+        ``runtime`` is the address of ``_PyRuntime``. Up to CPython 3.11, ``gil`` is the address of the pointer to the
+        thread state that holds the GIL; 0 means the place according to ``layout``. From 3.12 on it is the address of
+        the GIL's struct, 0 if unknown. Raises UnsupportedTarget for a layout that the programs cannot follow,
+        AttachError when there is no room.
         """
         if not gil and layout.runtime_current is not None and runtime:
             gil = runtime + layout.runtime_current
@@ -106,7 +107,7 @@ class SampledProcesses:
             if before.get(tid) != thread:
                 value["state"], value["thread_id"] = thread
                 if len(now) >= room or not _put(self._threads, tid, value):
-                    # Its earlier state is wrong now, and nobody would delete it later.
+                    # The entry with the thread's earlier state is wrong now, and would not be deleted later.
                     self._forget(key, before.keys() & {tid})
                     continue
             now[tid] = thread
@@ -131,7 +132,7 @@ class SampledProcesses:
         self._tids.clear()
 
     def _threads_of(self, owner: int, without: ProcessKey) -> int:
-        """Returns the number of threads in the map of an owner's processes, except of the process ``without``."""
+        """Returns how many threads of an owner's processes are in the map, not counting the process ``without``."""
         owners = {(pid, start): of for pid, (start, _, of) in self._written.items()}
         return sum(len(tids) for key, tids in self._tids.items() if key != without and owners.get(key) == owner)
 
@@ -203,7 +204,7 @@ def _fields(layout: Layout, gil: int) -> dict[str, int]:
     }
     numbers = {name: _ABSENT if offset is None else offset for name, offset in fields.items()}
     if any(offset > _ABSENT for offset in numbers.values()):
-        raise UnsupportedTarget("offsets of this CPython are too large to be sampled", hint=_HINT)
+        raise UnsupportedTarget("this CPython cannot be sampled: some struct offsets are too large", hint=_HINT)
     numbers["instr"] = _INSTR[layout.instr]
     numbers["gil_kind"] = _gil_kind(layout, gil)
     numbers["shim_owner"] = _NO_SHIMS if layout.is_shim_from is None else layout.is_shim_from

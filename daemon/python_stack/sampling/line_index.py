@@ -1,8 +1,8 @@
 """Looks up source lines in the line tables of sampled code, each of which is decoded once.
 
-``walk.codes.line_of`` decodes a table anew for each instruction. A reader has a deadline for that; the thread that
-drains the rings has none, and a target can fill its tables with whatever takes longest to decode. The formats are
-described in ``walk.codes``.
+``walk.codes.line_of`` decodes a table anew for each instruction. A reader can do this, because it has a deadline. The
+thread that drains the rings has no deadline, and a target can fill its tables with whatever takes longest to decode.
+The formats are described in ``walk.codes``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from probing.daemon.python_stack.sampling.codes import NO_LINE, LineIndex, LineT
 __all__ = ("line_index",)
 
 
-# Longer tables, of functions with about a hundred thousand lines, are not decoded: their code has no lines.
+# The maximum bytes of a table that is decoded. Code with a longer table, which is a function with about a hundred
+# thousand lines, gets no lines.
 MAX_TABLE = 256 << 10
 _MAX_LINE = (1 << 31) - 1
 # Offsets are ints of 32 bits.
@@ -40,7 +41,7 @@ def line_index(kind: LineTable, table: bytes, first_line: int) -> LineIndex:
 
 def _lnotab(data: _Numbers) -> tuple[_Numbers, _Numbers, npt.NDArray[np.bool_]]:
     pairs = data[: len(data) & ~1].reshape(-1, 2)
-    # A step of the line follows the instructions before its address, and the last line has no end.
+    # Each pair advances the address first and the line after it, and the last line has no end.
     ends = np.append(np.cumsum(pairs[:, 0]), _END)
     return ends, np.append(0, _signed(pairs[:, 1])), np.zeros(len(ends), bool)
 

@@ -1,4 +1,4 @@
-"""Keeps the state of each sampled process, for a while also after the process ended."""
+"""Keeps the state of each sampled process, until some time after the process has ended."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ("NAME", "KnownProcesses", "Sampled")
 
 NAME = "python_samples"
 """Name of the source, also in losses."""
-# The most ended processes whose state is kept, and for how long, s: until their last samples were drained.
+# The maximum number of ended processes whose state is kept, and the seconds for which it is kept. The state is needed
+# until the last samples of the process are drained.
 MAX_ENDED, ENDED_S = 256, 300.0
-# The most bytes of code of all processes together.
+# The maximum bytes of code of all processes together.
 MAX_BYTES = 256 << 20
 
 
@@ -45,7 +46,7 @@ class Sampled:
 
 
 class KnownProcesses:
-    """The sampled processes. Safe for any thread."""
+    """The sampled processes. Thread-safe."""
 
     def __init__(self, runtimes: PythonStacks) -> None:
         self._runtimes = runtimes
@@ -78,8 +79,8 @@ class KnownProcesses:
                 self._end(key)
 
     def prepared(self, process: Sampled, timeout: float) -> tuple[RuntimeInfo, Layout]:
-        """Returns the CPython of the process, which is searched for up to ``timeout`` s if it is not known yet. Raises
-        the errors of ``PythonStacks.prepare``.
+        """Returns the CPython of the process, and its layout. If they are not known yet, they are searched for at most
+        ``timeout`` s. Raises the errors of ``PythonStacks.prepare``.
         """
         runtime, layout = process.runtime, process.layout
         if runtime is None or layout is None:
@@ -92,8 +93,8 @@ class KnownProcesses:
     def bound(self) -> None:
         """Drops code while the code of all processes takes more than MAX_BYTES.
 
-        The user with the most code loses the code of a process: of a process that ended, if there is one, else of the
-        process with the most code, which is read again.
+        The user with the most code loses all code of one process: the ended process with the most code, or if no ended
+        process has code, the live process with the most code. Code that is still needed is read again.
         """
         with self._lock:
             while True:

@@ -21,11 +21,12 @@ __all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SHARES", "SamplingProgram
 
 OBJECTS = ("python", "python_off")
 RING = "python_samples"
-# The size of the ring in bytes: for each CPU, at least, and at most.
+# The bytes of the ring for each CPU, and the minimum and the maximum bytes of the ring.
 _CPU_BYTES, _MIN_BYTES, _MAX_BYTES = 256 << 10, 2 << 20, 32 << 20
-# The ring is drained when a quarter is full, which is a second of samples on a busy node: samples are large.
+# The ring is drained when 1/FULL_SHARE of it is full. Samples are large, so this is a second of samples on a busy node.
 FULL_SHARE = 4
-# How long samples may wait in the ring, s: rows of four seconds cost little more than rows of one.
+# The maximum time for which samples wait in the ring, s. Making the rows of four seconds at once costs little more than
+# making the rows of one second.
 REST_S = 4.0
 # The slots have these names in bpf/python_walk.bpf.h.
 (_SAMPLES,) = SLOTS.reserve("SAMPLES_SLOT", 254)
@@ -48,8 +49,8 @@ def refusal(session: Session, risk_freeze: bool) -> ProbingError | None:
 
 
 def ring_size(configured: int) -> int:
-    """Returns the size of the ring of samples, in bytes. ``configured``: 0 means by the number of CPUs. Raises
-    ConfigError.
+    """Returns the size of the ring of samples, in bytes. If ``configured`` is 0, the size follows from the number of
+    CPUs. Raises ConfigError.
     """
     if configured:
         return checked_ring_size("sampling.ring_bytes", configured)
@@ -59,7 +60,7 @@ def ring_size(configured: int) -> int:
 
 
 class SamplingPrograms:
-    """The programs, their maps and their ring. Not safe for two threads, except ``flush`` and ``refresh``.
+    """The programs, their maps and their ring. Not thread-safe, except ``flush`` and ``refresh``.
 
     ``clock_refused``: why the clock does not tick; empty when it does.
     """
@@ -67,7 +68,7 @@ class SamplingPrograms:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._processes = SampledProcesses(session)
-        # The clock is made when the first rate is set, since that loads its program.
+        # The clock is made when the first rate is set, because making it loads its program.
         self._clock: CpuClock | None = None
         self._away = None if self.off_cpu_refused else OffCpuEntries(session)
         self._hz = 0
@@ -81,7 +82,7 @@ class SamplingPrograms:
 
     @property
     def room(self) -> tuple[int, int]:
-        """The most threads, and entries of threads off the CPU, of one process."""
+        """The maximum numbers of threads, and of entries for threads off the CPU, that one process may have."""
         return self._processes.room, 0 if self._away is None else self._away.room
 
     @property
@@ -107,7 +108,7 @@ class SamplingPrograms:
         self._processes.set_rate(pid, start_ns, rate, off_rate)
 
     def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
-        """Returns the count of threads for which there was no room."""
+        """Sets the threads of a process. Returns the number of threads for which there was no room."""
         return self._processes.set_threads(pid, start_ns, threads)
 
     def remove(self, pid: int, start_ns: int) -> None:
@@ -137,7 +138,7 @@ class SamplingPrograms:
             self._away.drop(tid, switches)
 
     def refresh(self) -> None:
-        """Samples on CPUs that came online, too. Never waits."""
+        """Starts sampling on CPUs that came online. Never waits."""
         if self._setting.acquire(blocking=False):
             try:
                 self._tick()
@@ -164,7 +165,7 @@ class SamplingPrograms:
         self.off_cpu = follow
 
     def flush(self) -> None:
-        """Reports the threads that are still off the CPU, up to now."""
+        """Makes the programs report the threads that are off the CPU, with their time off the CPU until now."""
         if self.off_cpu:
             self._session.run_program(_FLUSH, bytes(8))
 

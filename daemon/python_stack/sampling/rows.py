@@ -29,19 +29,19 @@ Frames = list[tuple[str, str, int | None]]
 # Values of enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
 ON_CPU, OFF_CPU, UNRESOLVED = 1, 2, 3
 CUT, FAULT, HOLDS_GIL, GIL_UNKNOWN = 1, 2, 4, 8
-# Times are rounded to this grid, ns: a sample stands for a longer time, on the CPU and off it.
+# Times are rounded down to this grid, ns. Equal stacks within a second are one row, so finer times would add little.
 GRID_NS = 62_500_000
 DIGITS = 5
 _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
-# Records that span at most this time are grouped as if they were of one second.
+# Records that span at most this time are grouped as if they all fell into one second.
 _ABOUT_A_SECOND_NS = 1_500_000_000
-# The most ns off the CPU that are accepted: a time off the CPU cannot exceed the uptime of the host.
+# The maximum time off the CPU of a record, ns (13 days). A longer time counts as this time.
 _MAX_DURATION_NS = 1 << 50
 _MAX_STACKS = 16_384
 _MAX_WRITTEN = 65_536
-# The most characters in the new stacks of a user in one drain, as a stack can have a million. Usual stacks have a few
-# thousand, and a drain about two thousand samples.
+# The maximum number of characters in the new stacks of a user in one drain. A limit is needed, because a stack can have
+# a million characters. Usual stacks have a few thousand, and a drain has about two thousand samples.
 _MAX_TEXT = 8 << 20
 _UNKNOWN = ("?", "?", None)
 
@@ -63,7 +63,7 @@ def stack_id_of(frames: Frames, complete: bool) -> int:
 
 
 class SampleRows:
-    """Makes rows of ``python.samples`` and ``python.stacks`` of one node. Belongs to one thread.
+    """Makes rows of ``python.samples`` and ``python.stacks`` of one node. For use by one thread.
 
     ``find`` returns the state of a process, ``processes`` its identity.
     """
@@ -125,7 +125,8 @@ class SampleRows:
                     stack_id = made
                     if fits and not lacks:
                         _keep(process.stacks, (hashed, cut), stack_id, _MAX_STACKS)
-                # Code that was read for the first sample may have been dropped an hour later.
+                # The row of a known stack is written again after an hour. If some of its code was dropped meanwhile,
+                # the frames decoded now have another id, so they are not written as the row of ``stack_id``.
                 if made == stack_id and self._due(stack_id, pair.real_ns):
                     rows.append(self._row(stack_id, frames, not cut, pair))
             ids.append(stack_id)
@@ -198,8 +199,8 @@ class SampleRows:
 
 
 class _Groups:
-    """Records with a stack, in groups. Each array has an element for each group; ``first``: the index of one of its
-    records.
+    """Records with a stack, grouped by second, thread, kind and stack. Each array has an element for each group.
+    ``first`` has the index of one record of each group.
     """
 
     def __init__(self, records: Array) -> None:
@@ -231,8 +232,8 @@ class _Groups:
 
 
 def _rounded(numbers: Array) -> Array:
-    """Returns non-negative ``numbers`` rounded to DIGITS significant binary digits: each is exact to 1 in 2^DIGITS,
-    and their sum is even more exact.
+    """Returns non-negative ``numbers`` rounded to DIGITS significant binary digits. The error of each number is at most
+    1 in 2^DIGITS, and the error of their sum is even smaller.
     """
     shift = np.maximum(np.frexp(numbers.astype(np.float64))[1] - DIGITS, 0)
     rounded: Array = (numbers + (1 << shift >> 1)) >> shift << shift
@@ -240,7 +241,7 @@ def _rounded(numbers: Array) -> Array:
 
 
 def _begins(*columns: Array) -> npt.NDArray[np.bool_]:
-    """Returns the mask of the rows in which sorted ``columns`` differ from the previous row."""
+    """Returns a mask of the rows that differ from the previous row. ``columns`` are sorted."""
     begins = np.ones(len(columns[0]), bool)
     begins[1:] = False
     for column in columns:

@@ -40,17 +40,18 @@ __all__ = ("PythonSampler",)
 
 ROLES = frozenset({"trainer", "data_loader"})
 FETCH_S = 0.5
-# The pause between the end of the start and the first visit of a process, s: visits would delay the first answer.
+# The pause before the first visit of a process, after the daemon has started, s. Earlier visits would delay the
+# daemon's first answer.
 START_PAUSE_S = 1.0
 # A reader that is blocked for this long is given up, s. A reader that only waits for a CPU is not given up: its target
-# would be in quarantine for half a minute, and a diagnosis would get no stacks of it.
+# would be put in quarantine, and a diagnosis would get no stacks of the target.
 PATIENCE_S = 0.25
 _log = logging.getLogger(__name__)
 
 
 class PythonSampler(Source):
-    """The source of samples. Safe for any thread; ``assemble`` and ``ready`` are for the drain of the ring
-    ``python_samples``.
+    """The source of samples. Thread-safe, except ``assemble`` and ``ready``, which the thread that drains the ring
+    ``python_samples`` calls.
     """
 
     name = NAME
@@ -113,7 +114,7 @@ class PythonSampler(Source):
         return {slot: ProbeSlot("", self.name, self.table, why) for slot, why in SHARES.items()}
 
     def tick(self) -> None:
-        """Reports threads that stay off the CPU, and samples CPUs that came online."""
+        """Reports threads that stay off the CPU, and starts sampling on CPUs that came online."""
         self._kernel.flush()
         self._kernel.refresh()
 
@@ -158,7 +159,7 @@ class PythonSampler(Source):
 
     @property
     def reason(self) -> str:
-        """Why processes that should be sampled are not sampled, each reason with its pids; empty when all are."""
+        """Why processes that should be sampled are not sampled, each reason with its pids; empty if all are sampled."""
         return self._watch.reason
 
     def settings_changed(self) -> bool:

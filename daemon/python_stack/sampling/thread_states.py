@@ -55,7 +55,7 @@ class _Lists(Walker):
         return tops
 
     def _frames(self, threads: list[RawThread], tops: list[int]) -> None:
-        """Reads nothing, as no frames are wanted."""
+        """Reads nothing, because no frames are wanted."""
 
 
 def answer_threads(request: Header) -> Message:
@@ -101,9 +101,10 @@ def scan_threads(
 
 
 def checked_request(request: Header) -> tuple[int, int, RuntimeInfo, float]:
-    """Returns (pid, start_ns, runtime, deadline on time.monotonic()) of a request about a CPython.
+    """Parses and checks a request about a CPython process. Returns (pid, start_ns, runtime, deadline); the deadline is
+    a time of time.monotonic().
 
-    Raises UsageError, and ProcessGone when the pid belongs to another process.
+    Raises UsageError for a malformed request, and ProcessGone when the pid belongs to another process.
     """
     asked = parse_request(request)
     check_process(asked.pid, asked.start_ns)
@@ -119,8 +120,8 @@ def _remembered(pid: int, start_ns: int) -> _Known:
 
 
 def _states(threads: list[RawThread], tids: list[int | None]) -> dict[int, tuple[int, int]]:
-    """Returns (address, thread_id) of a state by tid. If a thread has several states, the state that holds the GIL is
-    used, or if none holds it, the state in the oldest interpreter.
+    """Returns the (address, thread_id) of one PyThreadState for each tid. If a thread has several states, this is the
+    state that holds the GIL. If none of them holds the GIL, it is the state in the oldest interpreter.
     """
     states: dict[int, tuple[int, int]] = {}
     for holds in (False, True):

@@ -1,7 +1,7 @@
 """Schedules the enrolment of processes with the sampler's programs.
 
-A process is visited when it is identified, soon after a sample of an unknown thread, and from time to time, as threads
-come and go.
+A process is visited when it is identified, soon after a sample of an unknown thread, and from time to time, because
+threads come and go.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from probing.daemon.source import Identity, ProcessKey
 __all__ = ("SampledWatch", "Settings")
 
 Settings = Callable[[Identity], tuple[int, bool]]
-"""Returns ``Rates``: samples a second and CPU (0: not sampled), and whether off the CPU too."""
-# The pause before a process with unknown threads is visited again, s; and the longest such pause, s.
+"""Returns the fields of ``Rates`` for a process."""
+# The first and the longest pause before a process with unknown threads is visited again, s.
 SOON_S, MAX_SOON_S = 0.1, 1.0
 REST_S, MAX_REST_S = 5.0, 60.0
 RETRY_S, MAX_RETRY_S = 0.2, 60.0
-# Scans of threads may take one part in _SCAN_SHARE of a reader's time.
+# Scans of the threads of a process may take at most 1/_SCAN_SHARE of a reader's time.
 _SCAN_SHARE = 20
 _WORKERS = 2
 _log = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Watched:
-    """A process to sample. ``due`` and ``unresolved`` are on time.monotonic(); ``rest``, ``soon``, ``retry`` are
-    durations, s.
+    """A process to sample. ``due``: the time.monotonic() of the next visit; ``unresolved``: the time of the last sample
+    of an unknown thread. ``rest``, ``soon`` and ``retry`` are durations, s.
     """
 
     identity: Identity
@@ -51,7 +51,8 @@ class _Watched:
 
 
 class SampledWatch:
-    """Decides when processes are visited; their owners take turns. Safe for any thread; events of processes never wait.
+    """Decides when processes are visited. The owners of processes take turns. Thread-safe. Methods for
+    events of processes never wait.
 
     ``pause_s``: seconds from ``begin`` to the first visit.
     """
@@ -61,7 +62,7 @@ class SampledWatch:
         self._enrolment = enrolment
         self._known = known
         self._settings = settings
-        # Guards the following attributes, and wakes the scheduling thread; never held before the maps' lock.
+        # Guards the following attributes, and wakes the scheduling thread. Its holder must not take the maps' lock.
         self._changed = threading.Condition()
         self._watched: dict[ProcessKey, _Watched] = {}
         # Processes whose earlier program may still be in the maps.
@@ -84,7 +85,7 @@ class SampledWatch:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Stops sampling; ``start`` samples the same processes again."""
+        """Stops sampling. A later ``start`` samples the same processes again."""
         with self._changed:
             self._running = False
             self._changed.notify_all()
@@ -106,7 +107,7 @@ class SampledWatch:
 
     @property
     def reason(self) -> str:
-        """Why processes that should be sampled are not sampled, each reason with its pids; empty when all are."""
+        """Why processes that should be sampled are not sampled, each reason with its pids; empty if all are sampled."""
         by_reason: defaultdict[str, list[int]] = defaultdict(list)
         with self._changed:
             for (pid, _), watched in self._watched.items():

@@ -28,7 +28,7 @@ from probing.daemon.stack_wire import Frame, Thread, pack
 
 __all__ = ("StackDump", "dump_stacks", "handlers")
 
-# The most threads of one process in a dump, whose frames must fit into a message, too.
+# The maximum number of threads of one process in a dump. Their frames must fit into a message, too.
 MAX_SHOWN = 2048
 
 
@@ -45,7 +45,7 @@ class StackDump(TypedDict):
 
 @dataclass(slots=True)
 class _Shown:
-    """The last dump of a process. If nothing has changed, the next dump has the same threads, as the same objects."""
+    """The last dump of a process. If nothing has changed, the next dump shares the frames of this dump, as objects."""
 
     names: KnownNames = field(default_factory=KnownNames)
     threads: tuple[Capture, dict[int, Thread]] | None = None
@@ -68,9 +68,9 @@ def dump_stacks(
 
     A thread that runs no Python has no frames. ``with_locals`` adds the variables of each frame, see ``values.frames``.
 
-    ``deadline`` is on time.monotonic(); stacks read after it are incomplete. Raises ProcessGone, PrivilegeError,
-    TargetTimeout, UnsupportedTarget, and CorruptTarget if ``runtime`` does not belong to the process, which may have
-    called exec.
+    ``deadline`` is a time of time.monotonic(). Stacks read after the deadline are incomplete. Raises ProcessGone,
+    PrivilegeError, TargetTimeout, UnsupportedTarget, and CorruptTarget if ``runtime`` does not belong to the process,
+    for example after an exec.
     """
     return _dump(pid, start_ns, runtime, deadline, memory, with_locals=with_locals)[0]
 
@@ -153,8 +153,8 @@ def _locals_reader(memory: Memory, process: Prepared, captured: Capture, deadlin
 
 
 def _selected(captured: Capture, kernel: list[KernelThread]) -> list[KernelThread]:
-    """Returns the threads that were read or run no Python. If there are too many, threads that run Python come
-    first.
+    """Returns the threads that were read or run no Python. If there are too many, only threads that run no Python are
+    dropped.
     """
     unread = set(match_threads(captured.unread, kernel)) if captured.unread else set()
     read = [k for k in kernel if k.tid not in unread]

@@ -39,7 +39,7 @@ _Answer = tuple[_Target, Message]
 
 
 class PythonStacks:
-    """Reads stacks on demand. Safe for any thread. At most ``parallel`` processes are read at once."""
+    """Reads stacks on demand. Thread-safe. At most ``parallel`` processes with an unknown CPython are read at once."""
 
     def __init__(self, readers: ReaderPool, parsers: ParserPool, *, parallel: int = 4) -> None:
         self._readers = readers
@@ -55,7 +55,7 @@ class PythonStacks:
     def prepare(self, pid: int, start_ns: int, timeout: float = 5.0) -> RuntimeInfo:
         """Returns the CPython of a process, which is searched for once.
 
-        ``timeout`` in seconds; an unreadable process takes one second more.
+        The search takes at most ``timeout`` seconds, and one second more if the process cannot be read.
 
         Raises NotPython, UnsupportedTarget, ProcessGone, TargetTimeout, CorruptTarget or PrivilegeError.
         """
@@ -80,7 +80,7 @@ class PythonStacks:
         return layout_of(runtime.version, head or b"")
 
     def python_version(self, pid: int, start_ns: int, timeout: float = 5.0) -> str:
-        """Returns the version such as "3.11.7"; "3.10" if only that is known. Raises the errors of ``prepare``."""
+        """Returns a version such as "3.11.7", or "3.10" if no more is known. Raises the errors of ``prepare``."""
         return self.prepare(pid, start_ns, timeout).python
 
     def forget(self, pid: int, start_ns: int) -> None:
@@ -91,7 +91,8 @@ class PythonStacks:
     def stacks(
         self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
     ) -> tuple[list[Thread], list[Failure]]:
-        """Returns the threads of all ``targets`` (pid, start_ns) with ``pid`` and ``start_ns``, and the failures.
+        """Returns the threads of all ``targets`` (pid, start_ns), each with its ``pid`` and ``start_ns``, and the
+        failures.
 
         ``timeout``: seconds for all targets together.
         """

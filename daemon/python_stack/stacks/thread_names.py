@@ -1,6 +1,6 @@
 """Reads the names of Python threads from ``threading._active``.
 
-The names of the last dump are checked by one read, of each pointer to a name and of the name's text.
+The names of the last dump are checked with a single call, which reads each pointer to a name and the text of the name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ("KnownNames", "thread_names")
 MAX_NAME = 64
 MAX_THREADS = 4096
 MAX_INTERPRETERS = 8
-# The time for reading names, s: names are optional, and the stacks, which are already read, should not wait for them.
+# The maximum time for reading names, s. Names are optional, so the stacks, which are read already, should not wait.
 MAX_S = 0.1
 # The largest offset at which the text of a str begins (Include/cpython/unicodeobject.h).
 _STR_HEAD = 56
@@ -32,8 +32,8 @@ _NAME = "_name"
 
 
 class _Named(NamedTuple):
-    """A name that was read. ``thread``: address of the Thread; ``slot``: address of the pointer to its name; ``raw``:
-    the bytes of the name's str, without reference count and type.
+    """A name that was read. ``thread``: address of the Thread; ``slot``: address of the pointer to its name;
+    ``text_at``: address of the name's str; ``raw``: the bytes of this str, without reference count and type.
     """
 
     thread: int
@@ -56,7 +56,7 @@ def thread_names(
 ) -> dict[int, str]:
     """Returns the names of the threads whose names can be read, by ``thread_id``; empty without ``threading``.
 
-    ``runtime`` is the address of ``_PyRuntime``, ``deadline`` on time.monotonic(). Raises ProcessGone.
+    ``runtime`` is the address of ``_PyRuntime``, ``deadline`` a time of time.monotonic(). Raises ProcessGone.
     """
     heap = Heap(memory, min(deadline, time.monotonic() + MAX_S))
     objects = Objects(heap, layout)
@@ -74,7 +74,7 @@ def thread_names(
     except ProcessGone:
         raise
     except ProbingError:
-        # The dict changed, or the time is over: the names read so far are used.
+        # The dict changed, or the deadline has passed: the names read so far are used.
         pass
     known.named = dict(_proven(memory, found))
     return {identity: named.name for identity, named in known.named.items()}

@@ -1,7 +1,7 @@
-"""Looks which torch modules a thread runs at this moment: the reader's request ``modules``.
+"""Finds which torch modules a thread runs at this moment: the reader's request ``modules``.
 
-A module runs while a frame of its ``forward``, or of the functions of torch that call it, is on the stack: the first
-argument of these functions is the module. The first argument of a frame is read together with its code.
+A module runs while a frame of its ``forward``, or of a function of torch that calls ``forward``, is on the stack. The
+first argument of these functions is the module. It is read together with the code of the frame.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ("handlers", "look")
 # Functions of modules (torch/nn/modules/module.py), and of autograd (torch/_tensor.py, torch/autograd).
 _OF_MODULES = frozenset(("forward", "_call_impl", "_wrapped_call_impl"))
 _OF_BACKWARD = frozenset(("backward", "_engine_run_backward"))
-# A stack that rests is proven at once. More attempts would find the next moment at which it rests, and modules that
-# call many short functions would have too few samples (measured).
+# A stack that does not change is proven at once. With more attempts, a stack that changes would be proven at the next
+# moment at which it rests, and modules that call many short functions would get too few samples (measured).
 _ATTEMPTS = 2
 _CAPTURES = 3
 _MAX_OTHERS = 16
@@ -53,7 +53,7 @@ _Stack = list[_Frame]
 
 @dataclass(slots=True)
 class _KnownProcess:
-    """What earlier looks at a process read: hints for the next walk, and its modules."""
+    """What earlier requests read of a process: hints for the next walk, and its modules."""
 
     stacks: Known = field(default_factory=Known)
     modules: KnownModules = field(default_factory=KnownModules)
@@ -69,10 +69,10 @@ def look(
 
     ``{"stage", "modules": [[model, path, class], ...], "reads", "bytes", "duration_ns"}``, see
     ``naming.TorchModule``. ``stage``: backward while the thread runs or awaits autograd, else forward while a module
-    runs, else other. In the backward pass, these can be modules that another thread computes again.
+    runs, else other. In the backward pass, the modules can be those that another thread recomputes.
 
-    ``deadline`` is on time.monotonic(). Raises CorruptTarget if no stack could be read because it changed meanwhile,
-    and the errors of ``dump_stacks``.
+    ``deadline`` is a time of time.monotonic(). Raises CorruptTarget if the stack changed during every read, and the
+    errors of ``dump_stacks``.
     """
     began = time.monotonic_ns()
     memory = memory or ProcessMemory(pid)
@@ -138,7 +138,7 @@ def _stacks(
 
 
 def _is_usable(thread: RawThread, codes: dict[int, Code]) -> bool:
-    """Returns whether a stack is proven, or at least plausible, as of a thread whose stack changes all the time."""
+    """Returns whether a stack is proven, or at least plausible: a stack that changes all the time is never proven."""
     if thread.complete:
         return True
     read = [codes.get(frame.code) for frame in thread.frames]
@@ -161,10 +161,10 @@ def _first_arguments(stack: _Stack, objects: Objects) -> list[int]:
         if frame.function not in _OF_MODULES:
             continue
         if not frame.first and base.version < (3, 11):
-            # There, an argument that an inner function uses is moved into a cell behind the variables.
+            # Up to 3.10, an argument that an inner function uses is moved into a cell behind the variables.
             with suppress(Torn):
                 arguments.append(Frames(objects).first(frame.raw))
         elif not base.tag_mask or frame.first & 3 != 3:
-            # Otherwise it is a tagged int, and no object (_PyStackRef, 3.14+).
+            # Two set low bits would mean a tagged int, which is not an object (_PyStackRef, 3.14+).
             arguments.append(frame.first & ~base.tag_mask)
     return arguments

@@ -1,7 +1,7 @@
-"""Names torch modules that run by their place in the modules around them.
+"""Names running torch modules by their place in the tree of modules.
 
 A search begins at the module whose code called the module, and goes through containers, whose own code does not run.
-The way that it finds is kept with the bytes that show it, so that later looks only compare these bytes.
+The way that the search finds is kept with the bytes that prove it, so that later requests only compare these bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from probing.daemon.python_stack.walk.snapshot import is_count, word
 
 __all__ = ("KnownModules", "ModuleNames", "TorchModule")
 
-# The most modules that are named in one look.
+# The maximum number of modules that are named in one request.
 MAX_CHAIN = 64
 MAX_PATH = 512
-# Limits of what is kept of a process.
+# The maximum numbers of entries that are kept for a process.
 MAX_KEPT = 2048
 MAX_ROOTS = 8
 # How long a search without a result is not repeated, s.
@@ -31,15 +31,15 @@ ABSENT_S = 300.0
 _TRIES = 3
 # The keys under which wrappers hold the module that they wrap: torch.compile, FSDP 1, activation checkpointing.
 _TRANSPARENT = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-# DDP, DeepSpeed and Megatron hold the model as their only child, under this key.
+# DDP, DeepSpeed and Megatron hold the model as their only child, under the key "module".
 _AROUND_MODELS = _TRANSPARENT | {"module"}
 _MAX_WRAPPERS = 8
 _Pair = tuple[int, int]
 
 
 class TorchModule(NamedTuple):
-    """A module. ``model``: the class of the outermost module; ``path``: the name below it, as ``named_modules`` has it,
-    the same as ``model`` for the outermost module; ``kind``: its class.
+    """A module. ``model``: the class of the outermost module. ``path``: the module's name below the outermost module,
+    as in ``named_modules``; the outermost module itself has the path ``model``. ``kind``: the module's class.
 
     A wrapper, such as DDP, has the path of the module that it wraps.
     """
@@ -56,11 +56,12 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class KnownModules:
-    """The modules of a process that earlier looks found. They make the next look cheap.
+    """The modules of a process that earlier requests found. They make the next request cheap.
 
-    ``classes``: address of the class, and its name, by module. ``ways``: from one module to another, or, under 0, to
-    the module that it wraps. ``absent``: when a way was searched in vain, on time.monotonic(). ``roots``: modules that
-    were the outermost ones on a stack, the last one last.
+    ``classes``: (address, name) of the class of each module. ``ways``: the way from a module to a module below it. The
+    key has both addresses; with 0 as second address, the way leads to the model that the first module wraps.
+    ``absent``: the time.monotonic() at which a way was searched in vain. ``roots``: modules that were outermost on a
+    stack, the most recent last.
     """
 
     classes: OrderedDict[int, tuple[int, str]] = field(default_factory=OrderedDict)
@@ -70,7 +71,7 @@ class KnownModules:
     hints: Hints = field(default_factory=Hints)
 
     def drop(self, address: int) -> None:
-        """Drops a module whose address belongs to another object now."""
+        """Drops a module whose address now belongs to another object."""
         del self.classes[address]
         self.roots.pop(address, None)
         for pairs in (self.ways, self.absent):
@@ -79,7 +80,7 @@ class KnownModules:
 
 
 class ModuleNames:
-    """Names the modules of a process, for one look. ``known`` is kept from look to look."""
+    """Names the modules of a process, for one request. ``known`` is kept between requests."""
 
     def __init__(self, objects: Objects, known: KnownModules) -> None:
         self._objects = objects
@@ -103,7 +104,7 @@ class ModuleNames:
         return modules
 
     def _chain(self, values: list[int]) -> list[int]:
-        """Returns the addresses of the modules among ``values`` and in the cells among them."""
+        """Returns the addresses of the modules among ``values``. A cell among ``values`` counts as its contents."""
         classes = self._known.classes
         values = self._tree.contents(values, classes)
         known = [value for value in dict.fromkeys(values) if value in classes]
@@ -138,8 +139,8 @@ class ModuleNames:
         return [self._module(address, places[address]) for address in chain]
 
     def _below_a_root(self, address: int) -> _Place:
-        """Returns the place below a model seen before: nobody on the stack calls a block that is computed again in the
-        backward pass. A module that is below none is a root.
+        """Returns the place of a module below a root that was seen before. A block that is recomputed in the backward
+        pass has no caller on the stack, but is below such a root. A module that is below no root becomes a root.
         """
         for root in reversed(self._known.roots):
             if root != address and (way := self._way(root, address)):
@@ -149,7 +150,7 @@ class ModuleNames:
     def _below_caller(self, caller: int, place: _Place, address: int) -> _Place:
         if way := self._way(caller, address):
             return _Place(place.root, (*place.steps, *way.steps))
-        # A stack that changed while it was read may show a module below another one of the same model.
+        # A stack that changed while it was read may show a module below the wrong module of the same model.
         if place.root not in (caller, address) and (way := self._way(place.root, address)):
             return _Place(place.root, way.steps)
         return _Place(address)
@@ -171,7 +172,7 @@ class ModuleNames:
         return way
 
     def _wrapped(self, root: int) -> Way:
-        """Returns the way from ``root`` to the model that it wraps, without steps if it wraps none."""
+        """Returns the way from ``root`` to the model that it wraps. The way has no steps if ``root`` wraps no model."""
         ways, pair = self._known.ways, (root, 0)
         if pair not in ways:
             steps, proofs = list[Step](), list[Proof]()
@@ -186,7 +187,7 @@ class ModuleNames:
         return ways[pair]
 
     def _drop_changed(self) -> bool:
-        """Drops the used ways that are not right now. Returns whether there were any."""
+        """Drops the used ways that no longer hold. Returns whether a way was dropped."""
         proofs = [(pair, proof) for pair, way in self._used.items() for proof in way.proofs]
         holds = self._objects.heap.holds([proof for _, proof in proofs])
         for (pair, _), right in zip(proofs, holds, strict=True):

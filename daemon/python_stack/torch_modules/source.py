@@ -36,9 +36,11 @@ __all__ = ("TorchModules",)
 
 TABLE = "python.torch_modules"
 WINDOW_NS = 10_000_000_000
-# The most modules of a process in a window; the samples of all others are counted together.
+# The maximum number of pairs (module, stage) that get a row of their own in a window of a process. The samples of all
+# other pairs are counted together for each stage.
 MAX_MODULES = 512
-# Steps of a training often last a round time: samples at equal intervals would always find the same module.
+# The share by which the pause between samples varies. Training steps often last a round time, so samples at equal
+# intervals would always find the same module.
 JITTER = 0.5
 # The pause between two rounds while no trainer is sampled, s; a changed setting and a new trainer end it.
 IDLE_S = 10.0
@@ -59,8 +61,9 @@ class _Sample:
 class _Window:
     """The samples of a process since ``begin_ns``, CLOCK_MONOTONIC, by module and stage.
 
-    ``innermost``: the number of samples in which a module was the innermost module on the stack; ``running``: in which
-    it was on the stack. ``missed``: the number of samples that could not be taken; ``why``: the last reason.
+    ``innermost``: the number of samples in which a module was the innermost module on the stack. ``running``: the
+    number of samples in which the module was anywhere on the stack. ``missed``: the number of samples that could not be
+    taken; ``why``: the last reason.
     """
 
     begin_ns: int
@@ -103,8 +106,8 @@ class _Window:
 
 @dataclass(slots=True)
 class _Sampled:
-    """A process. ``window``: None before its first sample. ``unreadable``: why it cannot be sampled until
-    ``rests_until``, on time.monotonic().
+    """The state of a process. ``window``: None before its first sample. ``unreadable``: why the process is not sampled
+    until ``rests_until``, a time of time.monotonic().
     """
 
     window: _Window | None = None
@@ -113,8 +116,8 @@ class _Sampled:
 
 
 class TorchModules(TrainerVisits[_Sampled]):
-    """Samples torch modules. ``enabled`` returns whether to sample a process, ``interval_s`` the mean time between two
-    samples of a process, s.
+    """Samples torch modules. ``enabled`` returns whether to sample a process. ``interval_s`` returns the mean time
+    between two samples of a process, s.
     """
 
     name = "torch_modules"
@@ -177,7 +180,7 @@ class TorchModules(TrainerVisits[_Sampled]):
         self._close(who, state, self._clock.pair())
 
     def visit(self, who: Identity, state: _Sampled) -> None:
-        """Takes a sample of a process, and puts the rows of its last window if that is over. Raises ProbingError."""
+        """Takes a sample of a process. If the process's window is over, first puts its rows. Raises ProbingError."""
         pair = self._clock.pair()
         if state.window is not None and pair.mono_ns - state.window.begin_ns >= WINDOW_NS:
             self._close(who, state, pair)
@@ -196,7 +199,8 @@ class TorchModules(TrainerVisits[_Sampled]):
         except (CorruptTarget, InternalError, TargetTimeout) as e:
             with self._lock:
                 window.missed, window.why = window.missed + 1, e.message
-            # A stack that changes too fast is a row of probing.losses, and no reason to complain.
+            # A stack that changes too fast is counted as missed, which probing.losses shows. It is not an error of the
+            # visit.
             if not isinstance(e, CorruptTarget):
                 raise
         else:

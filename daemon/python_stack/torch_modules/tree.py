@@ -1,7 +1,7 @@
-"""Reads torch modules and their children from the memory of a process that runs.
+"""Reads torch modules and their children from the memory of a running process.
 
 A module keeps its children in ``_modules``, a dict of its instance (torch/nn/modules/module.py of 1.x and 2.x). The
-name of a child is its key there.
+name of a child is its key in this dict.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from probing.daemon.python_stack.walk.snapshot import word
 
 __all__ = ("Hints", "Module", "ModuleTree", "Step", "Way")
 
-# Limits of one search: attributes and children of a module, modules whose children are read, all their children.
+# Limits of one search: the attributes and the children of a module, the modules whose children are read, and the total
+# number of children.
 MAX_ATTRIBUTES = 1024
 MAX_CHILDREN = 4096
 MAX_SEARCHED = 4096
@@ -45,7 +46,7 @@ class Step(NamedTuple):
 
 
 class Way(NamedTuple):
-    """The steps from a module to another one. ``proofs``: of the bytes that lead there, and of the modules' classes."""
+    """The steps from a module to a module below it. ``proofs`` prove the steps, and the classes of the modules."""
 
     steps: tuple[Step, ...]
     proofs: tuple[Proof, ...]
@@ -53,21 +54,23 @@ class Way(NamedTuple):
 
 @dataclass(slots=True)
 class Hints:
-    """Addresses that make reads cheap: of the class of cells, and of the texts "_modules" that are keys."""
+    """Cached addresses that save reads: the type object of cells, and the str objects "_modules" that are keys in the
+    modules' ``__dict__``.
+    """
 
     cell_class: int = 0
     keys: set[int] = field(default_factory=set)
 
 
 class ModuleTree:
-    """Reads modules through ``objects``. ``hints`` are kept from look to look."""
+    """Reads modules through ``objects``. ``hints`` are kept between requests."""
 
     def __init__(self, objects: Objects, hints: Hints) -> None:
         self._objects = objects
         self._hints = hints
 
     def contents(self, values: Sequence[int], known: Container[int]) -> list[int]:
-        """Returns ``values``, with its contents in place of each cell. ``known``: values that are no cells."""
+        """Returns ``values``, in which each cell is replaced by its contents. ``known``: values that are not cells."""
         hints = self._hints
         for value in values:
             if not hints.cell_class and value not in known and (of := self._type_of(value)) and of.kind == "cell":
@@ -81,22 +84,22 @@ class ModuleTree:
         ]
 
     def module(self, address: int) -> Module | None:
-        """Returns the module at ``address``; None if it is no module."""
+        """Returns the module at ``address``; None if there is no module."""
         try:
             of = self._type_of(address)
             if of is not None and self._dict_of(address, of):
                 return Module(address, of.address, clean_text(of.short, MAX_NAME))
         except Torn:
-            pass  # it changed meanwhile
+            pass  # the object changed meanwhile
         return None
 
     def search(self, parent: int, child: int) -> Way | None:
-        """Returns the way from ``parent`` to ``child``, through the fewest modules; None if there is none within the
+        """Returns the way from ``parent`` to ``child`` through the fewest modules; None if no way is found within the
         limits.
 
         Raises TargetTimeout, and CorruptTarget if the memory read exceeds its bounds.
         """
-        # Each module with its entry, and the index of its own parent in this list, which grows in the loop.
+        # For each module, its entry and the index of its parent in this list. The list grows in the loop.
         queue: list[tuple[Entry, int]] = [((0, 0, parent), -1)]
         seen = {parent}
         for at, ((_, _, address), _) in enumerate(queue):
@@ -112,13 +115,13 @@ class ModuleTree:
         return None
 
     def only_child(self, parent: int) -> Way | None:
-        """Returns the way to the child of ``parent``; None if it has none or several, or if the child is no module."""
+        """Returns the way to the child of ``parent``; None unless ``parent`` has a single child, which is a module."""
         entries = list(islice(self._children(parent), 2))
         way = self._way(parent, entries) if len(entries) == 1 else None
         return way if way is not None and self.module(way.steps[0].child) else None
 
     def _type_of(self, address: int) -> Type | None:
-        """Returns the type of the object at ``address``, None if there is no object. The notes begin anew."""
+        """Returns the type of the object at ``address``, None if there is no object. Begins new notes in the heap."""
         self._objects.heap.begin()
         try:
             return self._objects.type_of(address)
@@ -132,15 +135,15 @@ class ModuleTree:
             if children:
                 yield from islice(self._objects.entries(children), MAX_CHILDREN)
         except Torn:
-            return  # it changed meanwhile
+            return  # the module changed meanwhile
 
     def _dict_of(self, address: int, of: Type) -> int:
-        """Returns the address of ``_modules`` of the object at ``address``, 0 if it has none that is a dict."""
+        """Returns the address of the dict ``_modules`` of the object at ``address``, 0 if it has no such dict."""
         objects, keys = self._objects, self._hints.keys
         if of.kind != "object" or not of.is_heap:
             return 0
         attributes = list(islice(objects.instance_entries(address, of), MAX_ATTRIBUTES))
-        # All modules have the same text as key, unless they were unpickled.
+        # The key is the same string object in all modules, unless they were unpickled.
         slot, found = next(((slot, value) for slot, key, value in attributes if key in keys), (0, None))
         if found is None:
             found = objects.find(iter(attributes), _CHILDREN)

@@ -14,7 +14,7 @@ from probing.daemon.python_stack.values.objects import ENUM_TYPES, Objects, Type
 __all__ = ("step", "walk")
 
 MAX_BASES = 128
-# The most characters of an argument that decide whether it is a secret.
+# The maximum number of characters of an argument that are read to decide whether it is a secret.
 MAX_ARGUMENT = 128
 # T_OBJECT and T_OBJECT_EX of Include/structmember.h.
 _OBJECT_MEMBERS = (6, 16)
@@ -39,7 +39,7 @@ def walk(objects: Objects, address: int, parts: tuple[str | int, ...]) -> int:
 
 def step(objects: Objects, address: int, part: str | int) -> int:
     """Returns the object that an attribute, index or key leads to. Raises CorruptTarget with the reason if there is
-    none.
+    no such object.
     """
     of = objects.type_of(address)
     found = None
@@ -49,7 +49,7 @@ def step(objects: Objects, address: int, part: str | int) -> int:
         if of.kind == "dict":
             found = objects.find(objects.entries(address), part)
     if found is None:
-        # Keys that look like numbers, such as layers of torch.nn.Sequential, are named "0".
+        # Keys that look like numbers are texts: "0" is the name of a layer of torch.nn.Sequential.
         found = _attribute(objects, address, of, str(part))
     if found is None and of.kind == "dict":
         found = objects.find(objects.entries(address), str(part))
@@ -86,7 +86,7 @@ def _attribute(objects: Objects, address: int, of: Type, name: str) -> int | Non
     if in_class and kind == "member":
         return _slot(objects, address, of, in_class)
     if in_class and of.kind == "tuple" and objects.type_of(in_class).short == "_tuplegetter":
-        # A field of a named tuple (Modules/_collectionsmodule.c), whose index is at 16.
+        # A field of a named tuple (Modules/_collectionsmodule.c). The field's index is at offset 16.
         return _item(objects, address, "tuple", objects.heap.word(in_class + 16))
     if name in _OF_ENUMS and of.is_heap and objects.type_at(of.metatype).short in ENUM_TYPES:
         return objects.find(objects.instance_entries(address, of), _OF_ENUMS[name])
@@ -102,7 +102,9 @@ def _attribute(objects: Objects, address: int, of: Type, name: str) -> int | Non
 
 
 def _in_classes(objects: Objects, of: Type, name: str) -> int | None:
-    """Returns ``name`` from the dicts of a class and its bases; in 3.12+ built-in types keep their dicts elsewhere."""
+    """Returns ``name`` from the dicts of a class and its bases. Built-in types of 3.12+, which keep their dicts
+    elsewhere, are skipped.
+    """
     classes, count = objects.items(of.order, "tuple", MAX_BASES) if of.order else ([of.address], 1)
     if count > MAX_BASES:
         raise CorruptTarget("its class has too many bases")

@@ -1,8 +1,8 @@
 """Finds the variables of a frame: its fast locals, cells and free variables, and the dicts of modules and class bodies.
 
-The slots are ``PyFrameObject.f_localsplus`` with ``co_varnames``, ``co_cellvars``, ``co_freevars`` up to 3.10
-(``Include/cpython/frameobject.h``); later ``_PyInterpreterFrame.localsplus`` with ``co_localsplusnames`` and their
-kinds (``Include/internal/pycore_frame.h``, ``pycore_code.h``).
+Up to 3.10 the slots are ``PyFrameObject.f_localsplus``, named by ``co_varnames``, ``co_cellvars`` and ``co_freevars``
+(``Include/cpython/frameobject.h``). From 3.11 on they are ``_PyInterpreterFrame.localsplus``, named by
+``co_localsplusnames`` with their kinds (``Include/internal/pycore_frame.h``, ``pycore_code.h``).
 
 ``LocalsReader`` reads the locals of all frames of a dump while the process runs.
 """
@@ -61,7 +61,7 @@ class Frames:
                 continue
 
     def local(self, frame: RawFrame, name: str) -> int | None:
-        """Returns the address of the local ``name`` of ``frame``; None if it does not exist or is not set."""
+        """Returns the address of the local ``name`` of ``frame``; None if the local does not exist or is not set."""
         for local, value in self._fast(frame, name):
             if local == name:
                 return value
@@ -70,7 +70,9 @@ class Frames:
         return None
 
     def first(self, frame: RawFrame) -> int:
-        """Returns the address of the first local of ``frame``, an argument if it has arguments; 0 if there is none."""
+        """Returns the address of the first local of ``frame``, which is the first argument if the function has any; 0
+        if there is no first local or it is not set.
+        """
         self.load([frame])
         slots = self._slots.get(frame.code)
         return (self.local(frame, slots.names[0]) if slots is not None and slots.names else None) or 0
@@ -93,13 +95,13 @@ class Frames:
             if objects.type_of(key).kind != "str" or objects.heap.word(slot) != value:
                 continue
             name = objects.text(key, MAX_NAME)[0]
-            # Every module has names such as __name__.
+            # Names such as __name__ are left out: every module has them.
             if not (name.startswith("__") and name.endswith("__")):
                 left -= 1
                 yield clean_text(name, MAX_NAME), value
 
     def globals_of(self, frame: RawFrame) -> int:
-        """Returns the address of the dict of globals of ``frame``, 0 if there is none."""
+        """Returns the address of the dict of globals of ``frame``, 0 if the globals are not a dict."""
         address = self._checked(frame, self._objects.layout.frame_globals)
         return address if address and self._objects.type_of(address).kind == "dict" else 0
 
@@ -115,7 +117,7 @@ class Frames:
             self._checked(frame, layout.base.frame_code)
             value = objects.heap.word(start + 8 * i)
             if layout.base.tag_mask and value & 3 == 3:
-                continue  # a tagged int is no object (_PyStackRef, 3.14+)
+                continue  # a tagged int is not an object (_PyStackRef, 3.14+)
             value &= ~layout.base.tag_mask
             if value and slots.in_cells[i] and objects.type_of(value).kind == "cell":
                 value = objects.heap.word(value + 16)
@@ -180,8 +182,8 @@ NAME_IS_SECRET = "its name looks like a secret"  # noqa: S105
 
 
 class LocalsReader:
-    """Reads the locals of frames. A value that cannot be read raises no error, so that the stacks stay usable; its
-    ``reason`` says why it cannot be read.
+    """Reads the locals of frames. A value that cannot be read raises no error, so that the stacks stay usable. Its
+    ``reason`` says why the value cannot be read.
     """
 
     def __init__(self, memory: Memory, layout: ObjectLayout, deadline: float) -> None:

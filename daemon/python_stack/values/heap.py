@@ -1,5 +1,5 @@
-"""Reads the memory of a target's objects in batches. The bytes of a value are noted, to prove later that they did not
-change.
+"""Reads the memory of a target's objects in batches. The bytes of a value are noted, so that a second read can prove
+that they did not change.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MAX_NOTED = 16_384
 CHANGED = "it changed while it was read"
 
 
-# (Whether the bytes begin with a reference count, the bytes).
+# A pair: whether the bytes begin with a reference count, and the bytes.
 _Noted = tuple[bool, bytes]
 
 
 class Proof(NamedTuple):
-    """Noted bytes in a short form. ``ranges``: addresses and sizes in turn; ``counted``: for each range, whether it
-    begins with a reference count; ``digest``: of the bytes, without these counts.
+    """Noted bytes in a short form. ``ranges``: address, size, address, size, and so on. ``counted``: for each range,
+    whether it begins with a reference count. ``digest``: a hash of the bytes without the reference counts.
     """
 
     ranges: array[int]
@@ -48,7 +48,7 @@ class Heap:
     ``begin`` again, in one call.
 
     If everything from the variable to the last byte of its value is still equal, the value was whole at that moment.
-    ``deadline`` is on time.monotonic(): after it every load raises TargetTimeout.
+    After ``deadline``, a time of time.monotonic(), every load raises TargetTimeout.
     """
 
     def __init__(self, memory: Memory, deadline: float) -> None:
@@ -63,7 +63,7 @@ class Heap:
         self._noted.clear()
 
     def refresh(self) -> None:
-        """Drops all bytes and notes, since they are old."""
+        """Drops all bytes and notes, so that everything is read anew."""
         self._snapshot = Snapshot(self._memory)
         self._noted.clear()
         self._kept.clear()
@@ -83,7 +83,7 @@ class Heap:
         self._snapshot.load_pages(r for r in ranges if PAGE <= r[0] < 1 << 56)
 
     def sample(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        """Returns the current bytes of each range, without keeping or noting them; None if they cannot be read."""
+        """Returns the current bytes of each range, None for a range that cannot be read. Nothing is kept or noted."""
         self._check()
         return self._memory.read_many(ranges) if ranges else []
 
@@ -101,8 +101,8 @@ class Heap:
         return data
 
     def read(self, address: int, size: int, *, counted: bool = False) -> bytes:
-        """Returns ``size`` bytes at ``address`` like ``peek``, and notes them. ``counted``: they begin with a reference
-        count, which may change.
+        """Returns ``size`` bytes at ``address`` like ``peek``, and notes them. ``counted``: the bytes begin with a
+        reference count, which may change.
         """
         data = self.peek(address, size)
         if len(self._noted) >= MAX_NOTED:
@@ -136,20 +136,22 @@ class Heap:
         return Proof(ranges, counted, _digest(counted, [noted[1] for noted in self._noted.values()]))
 
     def holds(self, proofs: Sequence[Proof]) -> list[bool]:
-        """Returns whether each of ``proofs``, which may be those of another ``Heap``, is right now. It reads all bytes
-        in one batch.
+        """Returns for each of ``proofs`` whether its bytes are still the same, read in one batch. The proofs may come
+        from another ``Heap``.
         """
         read = iter(self.sample([wanted for proof in proofs for wanted in proof.wanted]))
         now = [_digest(proof.counted, list(islice(read, len(proof.counted)))) for proof in proofs]
         return [digest is not None and digest == proof.digest for digest, proof in zip(now, proofs, strict=True)]
 
     def held_together(self) -> bool:
-        """Returns whether all values kept since ``refresh`` are still equal, and so are of one moment."""
+        """Returns whether the memory of all values kept since ``refresh`` is unchanged, apart from reference counts. If
+        so, the values form a consistent snapshot.
+        """
         there, back = self._later(self._kept)
         return _same(self._kept, there) and _same(self._kept, back)
 
     def _later(self, noted: dict[Range, _Noted]) -> tuple[list[bytes | None], list[bytes | None]]:
-        # A read takes time, and addresses are reused: one call reads all parts in order, then in reverse order.
+        # A read takes time, and addresses are reused. So one call reads all parts in order, and again in reverse order.
         self._check()
         wanted = list(noted)
         read = self._memory.read_many([*wanted, *reversed(wanted)]) if wanted else []
@@ -165,7 +167,9 @@ def _same(noted: dict[Range, _Noted], later: list[bytes | None]) -> bool:
 
 
 def _digest(counted: bytes, read: Sequence[bytes | None]) -> int | None:
-    """Returns a digest of the bytes that must not change; None if bytes are missing, or a count is no count."""
+    """Returns a digest of the bytes that must not change. None if bytes are missing, or if the first word of a counted
+    range is not a reference count (``is_count``).
+    """
     parts = []
     for has_count, data in zip(counted, read, strict=True):
         if data is None or (has_count and not is_count(word(data, 0))):

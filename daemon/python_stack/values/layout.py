@@ -1,6 +1,6 @@
-"""Offsets in CPython's structs by which values of variables are read, by version.
+"""Offsets in CPython's structs that are needed to read values of variables, by version.
 
-The offsets were measured by offsetof with the headers of 3.8 to 3.13 (``Include/cpython/object.h``, ``dictobject.h``,
+The offsets were measured with offsetof and the headers of 3.8 to 3.13 (``Include/cpython/object.h``, ``dictobject.h``,
 ``Include/internal/pycore_dict.h``, ``pycore_frame.h``, ``pycore_interp.h``), on x86-64, for release builds with a GIL;
 they are constant within a minor version. Offsets that CPython 3.13+ declares (``_Py_DebugOffsets``) are read from the
 target.
@@ -42,7 +42,7 @@ class ObjectLayout(NamedTuple):
     function_qualname: int
     managed: Literal["none", "pointers", "tagged", "inline"] = "none"
     values_start: int = 0
-    # 3.11 has dk_kind and logarithms as sizes, 3.12 has lv_tag and 32-bit reference counts.
+    # From 3.11 on dicts have dk_kind, and logarithms as sizes; from 3.12 on ints have lv_tag.
     dict_kinds: bool = True
     long_tag: bool = True
     tuple_items: int = 24
@@ -76,8 +76,8 @@ def _before_311(base: Layout) -> ObjectLayout:
 
 
 def object_layout(base: Layout, runtime: bytes) -> ObjectLayout:
-    """Returns the layout of objects, in addition to ``base``. ``runtime``: the first bytes of ``_PyRuntime`` (3.13+,
-    else not used).
+    """Returns the layout of objects that adds to ``base``. ``runtime``: the first bytes of ``_PyRuntime``, which are
+    used from 3.13 on.
 
     Raises CorruptTarget for an impossible declared offset, UnsupportedTarget for a version with unknown objects.
     """
@@ -137,8 +137,9 @@ def _since_312(
     )
 
 
-# Words of _Py_DebugOffsets: the interpreter's modules, a frame's slots, a code's names and their kinds, the items of a
-# tuple, keys and values of a dict; each with the word that has the size of its struct.
+# Pairs of offsets in _Py_DebugOffsets: the first word is the offset of a field, the second the size of its struct. The
+# fields are the interpreter's modules, a frame's slots, a code's names and their kinds, the items of a tuple, and the
+# keys and values of a dict.
 _FIELDS = {
     (3, 13): {"modules": (88, 48), "slots": (256, 224), "names": (328, 272), "kinds": (336, 272),
               "tuple_items": (408, 400), "keys": (456, 448), "values": (464, 448)},

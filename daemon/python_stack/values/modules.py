@@ -1,7 +1,7 @@
-"""Reads the rank of a process from its Python modules, where its environment does not give it.
+"""Reads the rank of a process from its Python modules, if its environment does not show the rank.
 
-JAX: ``jax._src.distributed.State`` (jax/_src/distributed.py of 0.4 to 0.12), set before the ranks meet. vLLM:
-``GroupCoordinator`` of all its ranks (vllm/distributed/parallel_state.py of 0.6 to 0.32). torch: the default process
+JAX: ``jax._src.distributed.State`` (jax/_src/distributed.py of 0.4 to 0.12), which is set before the ranks meet. vLLM:
+the ``GroupCoordinator`` of all ranks (vllm/distributed/parallel_state.py of 0.6 to 0.32). torch: the default process
 group (torch/distributed/distributed_c10d.py of 2.1 to 2.15).
 """
 
@@ -31,7 +31,7 @@ _COORDINATOR = re.compile(r"'([\w.\-\[\]:]{1,200}:[0-9]{1,5})'")
 
 
 def module_state(values: Values, pid: int, start_ns: int) -> ModuleState | None:
-    """Returns the rank according to the modules of a process; None if they are not imported, or not initialized yet.
+    """Returns the rank according to the modules of a process; None if no module is imported and initialized yet.
 
     Raises the errors of ``Values.of_process``.
     """

@@ -29,7 +29,7 @@ class Name(NamedTuple):
 
 
 def parse_names(texts: object) -> list[Name]:
-    """Returns the names of a request. Raises UsageError for more than 64, or for text that names no variable."""
+    """Returns the names of a request. Raises UsageError for more than 64 names, and for text that names no variable."""
     if not isinstance(texts, list) or not texts or len(texts) > MAX_NAMES:
         raise UsageError(f"a request for variables has 1 to {MAX_NAMES} names")
     return [parse_name(text) for text in dict.fromkeys(map(str, texts))]

@@ -1,9 +1,9 @@
 """Reads objects of a target by address: types, texts, numbers, items and entries.
 
-An object is accepted if its reference count and its type are plausible: the type of its type is a type, and the type's
-name can be read. Otherwise ``Torn`` is raised: the process frees and reuses objects while they are read. Structures:
-CPython ``Include/cpython/object.h``, ``Objects/dict-common.h`` (3.8 to 3.10), ``Include/internal/pycore_dict.h``
-(3.11+), ``Include/cpython/longintrepr.h``.
+An object is accepted if its reference count and its type are plausible: the type's metaclass is a type, and the type's
+name can be read. Otherwise ``Torn`` is raised, because the process frees and reuses objects while they are read.
+Structures: CPython ``Include/cpython/object.h``, ``Objects/dict-common.h`` (3.8 to 3.10),
+``Include/internal/pycore_dict.h`` (3.11+), ``Include/cpython/longintrepr.h``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ("ENUM_TYPES", "Entry", "Objects", "Type")
 # An entry of a dict: address of the value's pointer, key, value.
 Entry = tuple[int, int, int]
 
-# The metaclass of enumerations: from 3.11 on, and before.
+# The name of the metaclass of enumerations, from 3.11 on and before 3.11.
 ENUM_TYPES = ("EnumType", "EnumMeta")
 MAX_ENTRIES = 1 << 17
 MAX_BITS = 4096
@@ -36,7 +36,7 @@ _READY, _HEAP_TYPE, _TYPE_SUBCLASS = 1 << 12, 1 << 9, 1 << 31
 _INLINE_VALUES, _MANAGED_DICT = 1 << 2, 1 << 4
 _MAX_NAME = 256
 _MAX_BASES = 64
-# Kinds by the name of the static type: a type is this type or derives from it.
+# The kinds of types, by the name of a static type. A type that derives from the static type has the same kind.
 _KINDS = {
     **{name: name for name in ("bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set")},
     **{name: name for name in ("frozenset", "NoneType", "type", "module", "cell", "function", "method", "property")},
@@ -46,14 +46,14 @@ _KINDS = {
     "torch._C.TensorBase": "tensor",
     "torch._C._TensorBase": "tensor",
 }
-# Kinds of types that pybind11 makes, by name. Any class may have such a name, so all values read there are checked.
+# Kinds of types that pybind11 makes, by name. Any class may have such a name, so all values of its objects are checked.
 _HEAP_KINDS = {"torch._C._distributed_c10d.ProcessGroup": "process group"}
 # Bits of tp_flags by kind (Py_TPFLAGS_LONG_SUBCLASS and its kin).
 _FLAG_OF = {"int": 24, "bool": 24, "list": 25, "tuple": 26, "bytes": 27, "str": 28, "dict": 29, "type": 31}
 
 
 class Type(NamedTuple):
-    """A type. ``name``: tp_name; ``kind``: the built-in type that it is or derives from, "object" for all others."""
+    """A type. ``name``: tp_name. ``kind``: the known kind that the type has or inherits, "object" for other types."""
 
     address: int
     name: str
@@ -86,7 +86,7 @@ class Objects:
         self._types: dict[int, Type] = {}
 
     def refresh(self) -> None:
-        """Drops all bytes that were read, since they are old."""
+        """Drops all bytes that were read, so that they are read anew."""
         self.heap.refresh()
         self._types.clear()
 
@@ -127,9 +127,9 @@ class Objects:
         flags, basic, item = word(data, _FLAGS), word(data, _BASICSIZE), word(data, _ITEMSIZE)
         meta = word(data, 8)
         if not flags & _READY or not 16 <= basic < 1 << 20 or item >= 1 << 20:
-            raise Torn("its type is no type object")
+            raise Torn("its type is not a type object")
         if not word(self.heap.peek(meta + _FLAGS, 8), 0) & _TYPE_SUBCLASS:
-            raise Torn("its type is no type object")
+            raise Torn("its type is not a type object")
         offset = int.from_bytes(data[_DICTOFFSET : _DICTOFFSET + 8], "little", signed=True)
         name = self.c_text(word(data, _NAME))
         pointers = (word(data, _BASE), word(data, _DICT), word(data, _MRO))
@@ -176,7 +176,7 @@ class Objects:
         base = self.layout.base
         length = word(self.heap.read(address, base.bytes_length + 8, counted=True), base.bytes_length)
         if length >= 1 << 40:
-            raise Torn("it is no bytes object")
+            raise Torn("it is not a bytes object")
         size = min(length, limit)
         return (self.heap.read(address + base.bytes_data, size) if size else b""), length
 
@@ -196,7 +196,7 @@ class Objects:
         raw = self.heap.read(address + 24, 4 * digits)
         parts = struct.unpack(f"<{digits}I", raw)
         if any(part >> 30 for part in parts):
-            raise Torn("it is no int")
+            raise Torn("it is not an int")
         number: int = sum(part << 30 * i for i, part in enumerate(parts))
         if number.bit_length() > MAX_BITS:
             raise CorruptTarget(f"it has more than {MAX_BITS} bits")
@@ -207,22 +207,22 @@ class Objects:
         return struct.unpack(f"<{count}d", self.heap.read(address, 16 + 8 * count, counted=True)[16:])
 
     def items(self, address: int, kind: str, limit: int, start: int = 0) -> tuple[list[int], int]:
-        """Returns up to ``limit`` items of the list or tuple at ``address`` from index ``start``, and its length."""
+        """Returns up to ``limit`` items of the list or tuple at ``address``, the first at ``start``, and its length."""
         head = self.heap.read(address, 32 if kind == "list" else 24, counted=True)
         length = word(head, 16)
         if length >= 1 << 40:
-            raise Torn(f"it is no {kind}")
+            raise Torn(f"it is not a {kind}")
         count = max(0, min(length - start, limit))
         at = word(head, 24) if kind == "list" else address + self.layout.tuple_items
         raw = self.heap.read(at + 8 * start, 8 * count) if count else b""
         return list(struct.unpack(f"<{count}Q", raw)), length
 
     def members(self, address: int, limit: int) -> tuple[list[int], int]:
-        """Returns up to ``limit`` members of the set at ``address`` in its own order, and its length."""
+        """Returns up to ``limit`` members of the set at ``address`` in the set's order, and its length."""
         used, mask, table = struct.unpack("<QQQ", self.heap.read(address + 24, 24))
         members: list[int] = []
         if used > mask + 1 or mask >= 1 << 40:
-            raise Torn("it is no set")
+            raise Torn("it is not a set")
         for at in range(0, min(mask + 1, MAX_ENTRIES), _CHUNK):
             count = min(_CHUNK, mask + 1 - at)
             for key, kept_hash in struct.iter_unpack("<QQ", self.heap.read(table + 16 * at, 16 * count)):
@@ -238,7 +238,7 @@ class Objects:
         return word(self.heap.read(address + 16, 8), 0)
 
     def entries(self, address: int) -> Iterator[Entry]:
-        """Yields the entries of the dict at ``address`` in its own order."""
+        """Yields the entries of the dict at ``address`` in the dict's order."""
         layout, heap = self.layout, self.heap
         keys, values = heap.word(address + layout.dict_keys), heap.word(address + layout.dict_values)
         yield from self.table(keys, values + layout.values_start if values else 0)
@@ -274,7 +274,7 @@ class Objects:
         return start, count, width
 
     def find(self, entries: Iterator[Entry], name: str | int) -> int | None:
-        """Returns the value of the str or int key ``name`` among ``entries``, or None; notes the entry."""
+        """Returns the value of the str or int key ``name`` among ``entries``, or None. The entry is noted."""
         length_at = self.layout.base.str_length
         size, length = (24, 0) if isinstance(name, int) else (self._text_size(name), len(name))
         while chunk := list(islice(entries, _CHUNK)):
@@ -301,7 +301,7 @@ class Objects:
             return False
 
     def instance_entries(self, address: int, of: Type) -> Iterator[Entry]:
-        """Yields the attributes in the dict of the object at ``address``; where it lies depends on the version."""
+        """Yields the attributes in the dict of the object at ``address``. The dict's place depends on the version."""
         layout, heap = self.layout, self.heap
         if of.flags & _MANAGED_DICT and layout.managed != "none":
             values, held = 0, heap.word(address - 24)

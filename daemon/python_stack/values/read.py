@@ -28,7 +28,7 @@ __all__ = ("MAX_ROWS", "handlers", "read_values")
 
 MAX_ROWS = 256
 ATTEMPTS = 4
-# How often a value is read again at the same place before the stacks are read again.
+# The maximum number of reads of a value before the stacks are read again.
 RETAKES = 4
 _MAX_CALLS = 20_000
 _MAX_BYTES = 96 << 20
@@ -42,8 +42,8 @@ class _Thread(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The place of a name: ``parts`` are resolved from the object at ``address``. ``look`` searches
-    ``address`` again, since the object may have moved."""
+    """The place of a name: ``parts`` are resolved from the object at ``address``. ``look`` finds ``address`` again,
+    because the variable may refer to another object by now."""
 
     tid: int
     func: str
@@ -64,14 +64,15 @@ def read_values(
 ) -> Header:
     """Returns the variables ``names`` of a process, each from the innermost frame of each thread that has it.
 
-    ``{"values": [{"tid", "func", "name", "type", "value", "number", "reason"}], "reads", "bytes", "duration_ns"}``, in
-    the order of ``names``, the main thread's first. Locals come before globals; globals of several threads have one
-    row. ``func`` is the function or module that holds the variable. ``value`` is text as Python writes it, or None with
-    a ``reason``; ``number`` is a float for numbers and tensors of one element. A name that no thread has gets one row.
-    The values are of one moment if a few tries can achieve that. There are at most 256 rows. ``threads``: the only tids
-    to search.
+    ``{"values": [{"tid", "func", "name", "type", "value", "number", "reason"}], "reads", "bytes", "duration_ns"}``. The
+    values, at most 256, are in the order of ``names``; for each name the main thread comes first. A global is used only
+    if the thread has no such local, and gives one value for all threads. ``func`` is the function or module that holds
+    the variable. ``value`` is text as Python writes it, or None with a ``reason``; ``number`` is a float for numbers
+    and tensors of one element. A name that no thread has gets one value, with the reason. All values are of one moment
+    if a few attempts can achieve this. If ``threads`` is given, only the threads with these tids are searched.
 
-    ``deadline`` is on time.monotonic(). Raises UsageError for text that is no name, and the errors of ``dump_stacks``.
+    ``deadline`` is a time of time.monotonic(). Raises UsageError for text that is no name, and the errors of
+    ``dump_stacks``.
     """
     began = time.monotonic_ns()
     parsed = parse_names(names)
@@ -89,7 +90,7 @@ def read_values(
         if not any(map(_unproven, by_name.values())) and (len(parsed) == 1 or reading.held_together()):
             break
         if 2 * time.monotonic() - looked > deadline:
-            # A further attempt would take as long again.
+            # A further attempt would take as long as this attempt, and end after the deadline.
             break
     check_process(pid, start_ns)
     return {
@@ -134,7 +135,7 @@ class _Reading:
         self._changed = False
 
     def look(self, only: Collection[int] | None) -> None:
-        """Reads the current stacks, of the threads with the tids ``only`` or of all threads."""
+        """Reads the current stacks of the threads with the tids ``only``, or of all threads if ``only`` is None."""
         process = self._process
         captured = capture(self._memory, self._runtime.runtime, process.layout, self._deadline, process.known)
         tids = match_threads([t for t, _ in captured.threads], read_threads(self._pid))
@@ -152,12 +153,12 @@ class _Reading:
         self._frames.load(frame for t in threads for frame, _ in t.frames)
 
     def held_together(self) -> bool:
-        """Returns whether all values since the last ``look`` are of one moment, as a step and its loss should be."""
+        """Returns whether all values since the last ``look`` are of one moment, as a step and its loss must be."""
         return self._objects.heap.held_together()
 
     def rows(self, name: Name) -> list[NamedVariable]:
         """Returns a row for each thread that has ``name``, or one row with the reason why no thread has it."""
-        # The frame that has it may be missing in a stack that changed while it was read.
+        # The frame with the variable may be missing in a stack that changed while it was read.
         self._changed = not self._whole and not name.module
         rows = []
         for place in self._in_modules(name) if name.module else self._in_threads(name):
@@ -232,8 +233,8 @@ class _Reading:
         return self._objects.find(self._objects.entries(self._frames.globals_of(frame)), name)
 
     def _in_modules(self, name: Name) -> Iterator[_Place]:
-        """Yields the module with the longest name that is a prefix of the parts, in the first interpreter that
-        has it.
+        """Yields the imported module whose name is the longest prefix of ``name``, from the first interpreter with such
+        a module.
         """
         names = [str(part) for part in (name.first, *name.parts)]
         for interpreter in self._interpreters():
@@ -249,7 +250,7 @@ class _Reading:
         return objects.find(objects.entries(modules), name) if objects.type_of(modules).kind == "dict" else None
 
     def _interpreters(self) -> list[int]:
-        """Returns the interpreters, the main interpreter first, which is the oldest."""
+        """Returns the interpreters, the oldest first, which is the main interpreter."""
         layout, heap = self._process.layout, self._objects.heap
         interpreters: list[int] = []
         at = heap.word(self._runtime.runtime + layout.interpreters_head)
@@ -259,7 +260,7 @@ class _Reading:
         return interpreters[::-1]
 
     def _begin(self, look: Callable[[], _Found]) -> _Found | None:
-        # The notes begin anew, with the path to the value.
+        # New notes begin here, so that they contain the path to the value.
         self._objects.heap.begin()
         try:
             return look()
@@ -273,10 +274,10 @@ def _unproven(rows: list[NamedVariable]) -> bool:
 
 
 def _fitting(rows: list[NamedVariable]) -> list[NamedVariable]:
-    """Returns the rows, without the values that no longer fit into one message."""
+    """Returns the rows. Values that no longer fit into one message are removed from their rows."""
     left = MAX_BYTES
     for row in rows:
-        # A row without its value takes some hundred bytes; the limit leaves room for such rows.
+        # A row without its value takes a few hundred bytes. The limit leaves room for such rows.
         left -= VARIABLE_BYTES + json_bytes(row["func"], row["name"], row["type"], row["value"] or "", row["reason"])
         if left < 0:
             row["value"], row["number"], row["reason"], row["func"] = None, None, CUT, ""

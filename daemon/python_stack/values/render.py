@@ -1,5 +1,5 @@
-"""Writes values as Python does, limited in length, without running code of the target; hides secrets by the rules for
-command lines (``processes.redaction``).
+"""Writes values as Python does, limited in length, without running code of the target. Secrets are hidden according to
+the rules for command lines (``processes.redaction``).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozen
 
 
 class Value(NamedTuple):
-    """A value as text. ``text``: None when the value cannot be shown; then ``reason`` says why. ``number``: the value
-    of a number or a scalar.
+    """A value as text. If the value cannot be shown, ``text`` is None and ``reason`` says why. ``number``: the value of
+    a number or a scalar.
     """
 
     type: str
@@ -125,7 +125,7 @@ class Renderer:
         return name if where == "builtins" else f"{where}.{name}"
 
     def module_name(self, address: int) -> str:
-        """Returns ``__name__`` of the module object at ``address``; "?" if it has none."""
+        """Returns ``__name__`` of the module object at ``address``; "?" if the module has no name."""
         objects = self._objects
         found = objects.find(objects.instance_entries(address, objects.type_of(address)), "__name__")
         return self.string_of(found) if found else "?"
@@ -262,7 +262,7 @@ class Renderer:
 
 
 def _check_whole(items: Sequence[object], total: int) -> None:
-    # Empty slots are not noted, so only the number of items shows that a table is being filled or freed.
+    # Empty slots are not noted, so ``held`` does not compare them. Too few items show that the table is being changed.
     if len(items) < min(total, MAX_ITEMS):
         raise Torn(CHANGED)
 

@@ -15,7 +15,7 @@ __all__ = ("Values",)
 
 
 class Values:
-    """Reads variables. Safe for any thread. ``prepare`` is ``PythonStacks.prepare``; ``parallel`` processes are read at
+    """Reads variables. Thread-safe. ``prepare`` is ``PythonStacks.prepare``. At most ``parallel`` processes are read at
     once.
     """
 
@@ -35,7 +35,8 @@ class Values:
     ) -> tuple[list[NamedVariable], list[Failure]]:
         """Returns the variables ``names`` of all ``targets`` (pid, start_ns), and the failures.
 
-        A value is a row of ``values.read.read_values``, with ``pid`` and ``start_ns``. ``timeout`` in seconds.
+        A value is a row of ``values.read.read_values``, with ``pid`` and ``start_ns``. ``timeout``: seconds for all
+        targets together.
         """
         deadline = time.monotonic() + timeout
 
@@ -45,7 +46,7 @@ class Values:
         return ask_each(self._pool, targets, ask, deadline, "values")
 
     def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[NamedVariable]:
-        """Returns the variables of one process, read in this thread; ``deadline`` is on time.monotonic().
+        """Returns the variables of one process, read in the calling thread, until ``deadline`` (time.monotonic()).
 
         Raises the errors of ``PythonStacks.prepare`` and ``values.read.read_values``.
         """

@@ -1,7 +1,7 @@
 """Reads torch's tensors and process groups from the memory of a process.
 
-From a tensor: shape, dtype, device, and the number of a scalar in host memory. From a process group: rank, size,
-time-out.
+For a tensor, the module reads shape, dtype and device, and the number of a scalar in host memory. For a process group,
+it reads rank, size and timeout.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ MAX_DIMENSIONS = 64
 _FLOAT32_MAX = 3.4028234e38
 _INLINE_DIMENSIONS = 5
 _TENSOR_HEAD = 256
-# THPVariable contains an at::Tensor; before torch 2.11 it is in a c10::MaybeOwned, whose flag comes first.
+# Possible offsets of the at::Tensor in a THPVariable. Before torch 2.11 a c10::MaybeOwned, whose flag comes first,
+# contains the tensor.
 _IMPL = (16, 24)
-# Offsets of the end of c10::intrusive_ptr_target and of the sizes after it, likeliest first.
+# Possible pairs of the end of c10::intrusive_ptr_target and the offset of the sizes, the likeliest first.
 _SHAPES = ((16, 56), (24, 72), (24, 64), (16, 64), (24, 56), (24, 80), (16, 72), (16, 48))
-# The dtypes of c10/core/ScalarType.h, in order: torch's name, and the code by which struct reads an element.
+# The dtypes of c10/core/ScalarType.h, in order: torch's name, and the code with which ``struct`` unpacks an element.
 _DTYPES: tuple[tuple[str, str], ...] = (
     ("uint8", "B"),
     ("int8", "b"),
@@ -112,7 +113,7 @@ class Tensor:
 
 
 def read_tensor(objects: Objects, address: int) -> Tensor:
-    """Returns the tensor whose Python object is at ``address``. Raises CorruptTarget when it is no known tensor."""
+    """Returns the tensor whose Python object is at ``address``. Raises CorruptTarget if no tensor is recognised."""
     heap = objects.heap
     pointers = [word(heap.read(address, _IMPL[-1] + 8, counted=True), at) for at in _IMPL]
     for impl in pointers:
@@ -143,7 +144,7 @@ def torch_text(objects: Objects, address: int, name: str) -> str | None:
 
 def _shaped(objects: Objects, impl: int, data: bytes, head: int, at: int) -> Tensor | None:
     dimensions = word(data, at)
-    # SizesAndStrides keeps five sizes and strides in place. Then come storage_offset, numel, the dtype and the device.
+    # SizesAndStrides keeps five sizes and strides in itself. storage_offset, numel, dtype and device follow it.
     inline = at + 8 + 16 * _INLINE_DIMENSIONS
     offset, elements = struct.unpack_from("<qq", data, inline)
     dtype, kind, index, known = struct.unpack_from("<HbbB", data, inline + 16)
@@ -194,7 +195,7 @@ def _scalar(objects: Objects, tensor: Tensor, storage: int, head: int, offset: i
 
 def _number(code: str, raw: bytes) -> float | int | bool:
     if code == "bf":
-        # The bytes are the upper half of a float32.
+        # A bfloat16 is the upper half of a float32.
         raw, code = b"\0\0" + raw, "f"
     if code == "?":
         return raw != b"\0"
@@ -209,7 +210,7 @@ def _shortest(number: float | int | bool) -> str:
     exact = struct.pack("<f", number)
     for digits in range(1, 9):
         text = repr(float(f"{number:.{digits}g}"))
-        # The largest float32, rounded up to fewer digits, would not fit into a float32.
+        # The largest float32 may be rounded up to a number that does not fit into a float32.
         if abs(float(text)) < _FLOAT32_MAX and struct.pack("<f", float(text)) == exact:
             return text
     return repr(number)
@@ -219,7 +220,7 @@ _HELD = 16
 _GROUP_HEAD = 48
 _STORES = (16, 24)
 _LOWEST = 4096
-# The bytes of a group and of a backend that are searched; a ProcessGroupNCCL is large.
+# The bytes of a group, and of a backend, that are searched. A ProcessGroupNCCL is large.
 _GROUP_BYTES, _BACKEND_BYTES = 512, 4096
 _PIECE = 1024
 _MOST_BACKENDS = 4
@@ -231,15 +232,15 @@ _LONGEST_MS = 10**11
 
 
 class _TimeOut(NamedTuple):
-    """A time-out. ``backend``: gloo or nccl."""
+    """The timeout of a backend. ``backend``: gloo or nccl."""
 
     backend: str
     ms: int
 
 
 def process_group_text(objects: Objects, address: int) -> str:
-    """Returns a text such as "ProcessGroup(rank=3, size=8, gloo, timeout=1800000 ms)" for the object at ``address``;
-    backend and time-out are left out if they are not recognised. Raises the errors of ``_rank_and_size``."""
+    """Returns a text such as "ProcessGroup(rank=3, size=8, gloo, timeout=1800000 ms)" for the object at ``address``.
+    Backend and timeout are left out if they are not recognised. Raises the errors of ``_rank_and_size``."""
     rank, size = _rank_and_size(objects, address)
     limit = _time_out(objects, address, rank, size)
     more = f", {limit.backend}, timeout={limit.ms} ms" if limit is not None else ""
@@ -262,7 +263,7 @@ def _rank_and_size(objects: Objects, address: int) -> tuple[int, int]:
 
 
 def _time_out(objects: Objects, address: int, rank: int, size: int) -> _TimeOut | None:
-    """Returns the time-out of the process group at ``address``; None if several or no time-outs are recognised."""
+    """Returns the timeout of the process group at ``address``; None unless exactly one timeout is recognised."""
     heap = objects.heap
     (data,) = heap.sample([(word(heap.peek(address, _HELD + 8), _HELD), _GROUP_BYTES)])
     if data is None:
@@ -283,7 +284,7 @@ def _time_out(objects: Objects, address: int, rank: int, size: int) -> _TimeOut 
 
 
 def _first_nodes(group: bytes) -> Iterator[int]:
-    """Yields the first node of each std::unordered_map with elements (_Hashtable of libstdc++'s hashtable.h)."""
+    """Yields the first node of each std::unordered_map that is not empty (_Hashtable of libstdc++'s hashtable.h)."""
     for at in range(_GROUP_HEAD, len(group) - 56, 8):
         _, buckets, first, count, factor = struct.unpack_from("<QQQQI", group, at)
         if factor == _LOAD_FACTOR and 0 < count <= buckets <= 1024 and _may_point(first):
@@ -291,7 +292,9 @@ def _first_nodes(group: bytes) -> Iterator[int]:
 
 
 def _limit(at: int, head: bytes) -> _TimeOut | None:
-    """Returns the time-out of the options at ``at``: milliseconds, then a short std::string with the backend's name."""
+    """Returns the timeout in the options at ``at``, or None. They hold milliseconds, and after them a short std::string
+    with the backend's name.
+    """
     for begin in _STORES:
         ms, text, length = struct.unpack_from("<qQQ", head, begin)
         name = head[begin + 24 : begin + 24 + 4]

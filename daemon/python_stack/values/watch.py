@@ -1,4 +1,4 @@
-"""Polls watched variables of trainers: makes a row when a variable changed, and a row for each new step."""
+"""Polls watched variables of trainers. Makes a row for each variable that changed, and a row for each new step."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ class VariableWatch(TrainerVisits[_Reported]):
         return _Reported()
 
     def visit(self, who: Identity, state: _Reported) -> None:
-        """Reads the watched variables of a process, and puts rows of those that have changed. Raises ProbingError."""
+        """Reads the watched variables of a process, and puts rows of the changed variables. Raises ProbingError."""
         names = self._watched(who)
         if not names:
-            return  # they are no longer watched since the round began
+            return  # since the round began, the names were removed from the setting
         read = self._values.of_process(who.pid, who.start_ns, names, time.monotonic() + TIMEOUT_S)
         ts = self._clock.pair().real_ns
         common = who.row(self._node, ts)
@@ -103,7 +103,7 @@ class VariableWatch(TrainerVisits[_Reported]):
     def _put_values(self, common: Row, reported: _Reported, chosen: dict[str, NamedVariable], step: int | None) -> None:
         rows = []
         for name, value in chosen.items():
-            # The number is compared as text, as nan differs from itself.
+            # The number is compared as text, because nan differs from itself.
             now = (value["type"], value["value"], value["reason"], repr(value["number"]))
             if value["reason"] == CHANGED or reported.values.get(name) == now:
                 continue
@@ -115,7 +115,7 @@ class VariableWatch(TrainerVisits[_Reported]):
 
 
 def _one_each(read: list[NamedVariable], trains: int) -> dict[str, NamedVariable]:
-    """Returns a row for each name: from the thread ``trains``, or else from the first thread with a value."""
+    """Returns a row for each name: the row of the thread ``trains``, or else of the first thread with a value."""
     chosen: dict[str, NamedVariable] = {}
     for value in sorted(read, key=lambda value: value["tid"] != trains):
         if value["name"] not in chosen or chosen[value["name"]]["value"] is None:
@@ -130,7 +130,7 @@ def _step(values: dict[str, NamedVariable]) -> int | None:
 
 
 def _number(values: dict[str, NamedVariable], last: tuple[str, ...]) -> float | None:
-    """Returns the number of the first variable whose last part is one of ``last``."""
+    """Returns the number of the first variable whose last name part is in ``last``; None without such a number."""
     for name, value in values.items():
         parsed = parse_name(name)
         if (parsed.parts[-1] if parsed.parts else parsed.first) in last and value["number"] is not None:

@@ -2,8 +2,8 @@
 
 One call reads all ranges that the last capture of the process used. It reads each thread's chain twice: from the
 outermost frame to the pointer to the innermost frame, and back. A stack whose links are equal both ways was whole at
-the turn. All other ranges are read before and after the chains: code objects that are equal both times did not change
-in between. Threads without this proof are read again; stacks that stay unproven are marked.
+the moment between both reads. All other ranges are read before and after the chains: code objects that are equal both
+times did not change in between. Threads without this proof are read again; stacks that stay unproven are marked.
 
 ``prepared`` keeps the CPython of each process in a reader; ``parse_request`` parses requests for such a process.
 """
@@ -28,14 +28,14 @@ from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker, h
 __all__ = ("LIMITS", "Capture", "Known", "Prepared", "capture", "checked_layout", "forget", "parse_request", "prepared")
 
 ATTEMPTS = 6
-# The most attempts to read the chain of frames of a running thread; each attempt reads the chain from both ends.
+# How many times the chain of frames of a running thread is read in one call. Each time it is read from both ends.
 PASSES = 4
 _MAX_KNOWN = 16_384
 # A message has no room for more stacks of one process; further threads are only counted.
 LIMITS = Limits(threads=16_384, stacks=512)
-# The most bytes of all attempts: ``Memory`` limits a whole dump.
+# The maximum bytes of all attempts. It leaves a part of the bytes that ``Memory`` allows to the rest of the dump.
 _MOST_BYTES = 48 << 20
-# How many innermost frames of a thread that runs meanwhile are read with the memory around them.
+# The number of innermost frames of a running thread that are read with the memory around them.
 _RESTLESS_FRAMES = 64
 
 _Key = tuple[int, int]
@@ -60,7 +60,7 @@ class Capture:
     """The threads of a process, and the code objects of their frames by address. ``complete`` is False when threads may
     be missing.
 
-    ``unread``: listed threads beyond the limit, which were not read.
+    ``unread``: threads that were listed, but not read because of the limit.
     """
 
     threads: list[_Found]
@@ -69,7 +69,7 @@ class Capture:
 
 
 class _Again(NamedTuple):
-    """A proven capture, and the bytes of the call that proved it: if these are equal again, the capture is
+    """A proven capture, and the bytes of the call that proved it. If the next call reads the same bytes, the capture is
     still right.
     """
 
@@ -88,11 +88,11 @@ def capture(
     attempts: int = ATTEMPTS,
 ) -> Capture:
     """Returns the stacks of the CPython whose ``_PyRuntime`` is at address ``runtime``, and updates ``known``. Stacks
-    that none of ``attempts`` proves are not ``complete``.
+    that are not proven within ``attempts`` attempts are not ``complete``.
 
-    ``deadline`` is on time.monotonic(): stacks read by then are returned, unproven. Raises TargetTimeout when even the
-    threads are not listed by then, CorruptTarget when no interpreter is there or the walk costs more than ``memory``
-    allows, ProcessGone and PrivilegeError.
+    At ``deadline``, a time of time.monotonic(), the stacks that were read are returned, even unproven. Raises
+    TargetTimeout if not even the threads are listed at the deadline, CorruptTarget if there is no interpreter or the
+    walk costs more than ``memory`` allows, ProcessGone and PrivilegeError.
     """
     proven: dict[_Key, _Found] = {}
     again, known.again = known.again, None
@@ -101,7 +101,7 @@ def capture(
         plan = _plan(known) if again is None else again.plan
         read = memory.read_many(plan.wanted) if plan.wanted else []
         if again is not None and read == again.read:
-            # Nothing has changed, as in a rank that hangs.
+            # Nothing has changed, as is usual in a rank that hangs.
             known.again = again
             return again.found
         again = None
@@ -122,7 +122,7 @@ def capture(
             break
         now = time.monotonic()
         if 2 * now - began > deadline or 2 * memory.bytes_read - cost > _MOST_BYTES:
-            # A further attempt would cost as much again.
+            # A further attempt would cost as much as this attempt, and exceed the limit.
             break
     captured = Capture([_best(t, codes, proven) for t in threads], complete, walker.unread)
     if complete and memory.calls == calls and all(proven.get(_key(t), (None,))[0] is t for t in threads):
@@ -140,12 +140,13 @@ def _key(thread: RawThread) -> _Key:
 
 
 def _held_still(thread: RawThread, before: list[Snapshot], known: Known, may_run: bool) -> bool:
-    """Returns whether the stack was equal in all reads. Marks a thread that moves, or may move, as restless in
-    ``known``.
+    """Returns whether the stack was equal in all reads. Marks a thread that runs, or may run, as restless in ``known``,
+    so that later calls read its chain more often.
     """
     key = _key(thread)
     rests = not may_run and all(one.get(*wanted) == data for wanted, _, data in thread.links for one in before)
-    # Two equal reads prove that a thread has not run; a running thread may be at the same place again.
+    # Two equal reads are enough for a thread that has not run. A running thread may be at the same place again, so its
+    # reads count only if its chain was read more often.
     often = rests or key in known.restless
     if rests:
         known.restless.discard(key)
@@ -188,7 +189,7 @@ def _chain(thread: RawThread, layout: Layout, restless: bool) -> list[Range]:
 
 
 _MAX_PROCESSES = 64
-# The most bytes that the last requests about all kept processes read: what is kept of them takes up to six times as
+# The maximum total of ``Prepared.bytes_read`` of all kept processes. The objects that are kept take up to six times as
 # much memory.
 _MAX_PROCESS_BYTES = 16 << 20
 _DEFAULT_TIMEOUT_MS = 1000
@@ -196,8 +197,8 @@ _DEFAULT_TIMEOUT_MS = 1000
 
 @dataclass(eq=False)
 class Prepared:
-    """The CPython of one process. ``head``: the first bytes of its ``_PyRuntime`` from 3.13 on, empty for older
-    versions. ``memory``: through which the last request read it.
+    """The CPython of one process. ``head``: the first bytes of its ``_PyRuntime`` from 3.13 on; the bytes of its
+    Py_Version, or no bytes, for older versions. ``memory``: the last request read the process through this object.
     """
 
     runtime: RuntimeInfo
@@ -209,7 +210,7 @@ class Prepared:
 
     @property
     def bytes_read(self) -> int:
-        """The bytes that the last request has read, or the one before if that read more."""
+        """The number of bytes that the last request or the request before read, whichever read more."""
         return max(self._before, self.memory.bytes_read)
 
     def read_by(self, memory: Memory) -> None:
@@ -217,7 +218,7 @@ class Prepared:
 
 
 class _Asked(NamedTuple):
-    """The fields in all requests about a CPython. ``deadline`` is on time.monotonic()."""
+    """The fields that all requests about a CPython have. ``deadline`` is a time of time.monotonic()."""
 
     pid: int
     start_ns: int
@@ -228,7 +229,7 @@ _processes: OrderedDict[tuple[int, int], Prepared] = OrderedDict()
 
 
 def parse_request(request: Header) -> _Asked:
-    """Returns ``pid``, ``start_ns`` and ``timeout_ms`` of a request. Raises UsageError."""
+    """Returns ``pid`` and ``start_ns`` of a request, and the deadline from its ``timeout_ms``. Raises UsageError."""
     pid, start_ns = request.get("pid"), request.get("start_ns")
     timeout_ms = request.get("timeout_ms", _DEFAULT_TIMEOUT_MS)
     if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
@@ -237,7 +238,7 @@ def parse_request(request: Header) -> _Asked:
 
 
 def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> Prepared:
-    """Returns the cached ``Prepared`` of a process, which is made again when its CPython has changed.
+    """Returns the cached ``Prepared`` of a process, or a new object if the CPython of the process has changed.
 
     Raises the errors of ``checked_layout``.
     """
@@ -257,7 +258,7 @@ def _bytes_read() -> int:
 
 
 def checked_layout(pid: int, runtime: RuntimeInfo, memory: Memory) -> tuple[Layout, bytes]:
-    """Returns the layout of the process's CPython, and the head of its ``_PyRuntime`` from 3.13 on.
+    """Returns the layout of the process's CPython, and ``Prepared.head``.
 
     Raises CorruptTarget when the process no longer runs the CPython that ``runtime`` describes, UnsupportedTarget,
     ProcessGone and PrivilegeError.

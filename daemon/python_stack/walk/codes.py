@@ -1,13 +1,12 @@
 """Reads code objects of a target: names, files and line tables.
 
-The key of the cache is the bytes of a code object, not its address: when it is freed, another object can get the
-address.
+Texts and lines are cached by the bytes that were read, not by addresses: when an object is freed, another object can
+get its address.
 
-``line_of`` decodes line tables: it finds the source line of an instruction.
-
-Three formats: ``lnotab`` (up to 3.9, CPython ``Objects/lnotab_notes.txt`` of 3.9), ``ranges`` (3.10, PEP 626) and
-``locations`` (3.11+, ``Objects/locations.md``, later ``InternalDocs/code_objects.md``). A target's table may hold
-anything: every loop moves forward through its bytes.
+``line_of`` finds the source line of an instruction in a line table. There are three formats: ``lnotab`` (up to 3.9,
+CPython ``Objects/lnotab_notes.txt`` of 3.9), ``ranges`` (3.10, PEP 626) and ``locations`` (3.11+,
+``Objects/locations.md``, later ``InternalDocs/code_objects.md``). A target's table may hold anything, so every loop
+moves forward through the bytes of the table and ends.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _CACHED_TABLE = 4096
 def line_of(kind: Literal["lnotab", "ranges", "locations"], table: bytes, first_line: int, offset: int) -> int | None:
     """Returns the source line of the instruction at byte ``offset`` of its code, or None if it has no line.
 
-    An ``offset`` below 0 means that the frame has not begun: its line is ``first_line``.
+    An ``offset`` below 0 means that the frame has not begun. Its line is ``first_line``.
     """
     if offset < 0:
         return first_line
-    # Long tables are decoded each time: the cache must stay small whatever a target holds.
+    # Long tables are not cached: the cache must stay small, whatever tables a target has.
     line = _cached(kind, table, offset) if len(table) <= _CACHED_TABLE else _decode(kind, table, offset)
     if line is None:
         return None
@@ -115,10 +114,10 @@ def _signed(byte: int) -> int:
 
 MAX_CHARACTERS = 4096
 MAX_TABLE = 1 << 20
-# The most bytes of all texts and tables of a dump.
+# The maximum bytes of all texts and tables of a dump.
 _MAX_CODE_BYTES = 16 << 20
 _GUESS = 256
-# Objects begin at multiples of 16, and no useful str or bytes object is shorter than this.
+# The minimum bytes of a useful str or bytes object. Objects begin at multiples of 16.
 _SHORTEST = 48
 _HEAD = 16
 
@@ -136,7 +135,7 @@ class Code(NamedTuple):
     cut: bool
 
     def line(self, layout: Layout, frame: RawFrame) -> int | None:
-        """Returns the line that ``frame`` executes, or None if the code has no line there."""
+        """Returns the line that ``frame`` executes, or None if the instruction has no line."""
         if self.table is None:
             return None
         return line_of(layout.lines, self.table, self.first_line, self._offset(layout, frame))
@@ -170,10 +169,10 @@ def read_codes(snapshot: Snapshot, layout: Layout, addresses: Iterable[int], siz
 
 
 def same_code(one: Snapshot, other: Snapshot, layout: Layout, address: int, sizes: dict[int, int]) -> bool:
-    """Returns whether an earlier and a later snapshot have the same code object at ``address``: then it was not
-    replaced.
+    """Returns whether an earlier and a later snapshot have equal code objects at ``address``. Equal objects mean that
+    the object was not replaced in between.
 
-    From 3.12 on even otherwise equal code objects differ in ``co_version``.
+    From 3.12 on, two code objects that are equal in all else still differ in ``co_version``.
     """
     first, second = one.get(address, layout.code_size), other.get(address, layout.code_size)
     if first is None or second is None or _lasting(first, layout) != _lasting(second, layout):
@@ -188,20 +187,20 @@ def same_code(one: Snapshot, other: Snapshot, layout: Layout, address: int, size
 
 
 def _lasting(head: bytes, layout: Layout) -> bytes:
-    """Returns the fields that never change in a code object, without reference count and warm-up counter."""
+    """Returns the fields of a code object that never change: all but the head and the warm-up counter."""
     if (at := layout.code_warmup) is None:
         return head[_HEAD:]
     return head[_HEAD:at] + head[at + 2 :]
 
 
 def _guess(address: int) -> int:
-    # The read stops at the end of a page, since the next page may not be mapped.
+    # The read stops at the end of a page, because the next page may not be mapped.
     left = PAGE - address % PAGE
     return left if _SHORTEST <= left < _GUESS else _GUESS
 
 
 def _text_size(snapshot: Snapshot, layout: Layout, address: int, guess: int) -> int:
-    """Returns the number of bytes to read of the str at ``address``; 0 if it is no str."""
+    """Returns how many bytes of the str at ``address`` are to be read; 0 if there is no str."""
     data = snapshot.get(address, guess)
     if data is None or len(data) < layout.str_ascii:
         return 0

@@ -1,7 +1,7 @@
 """Reads the offsets that CPython 3.13+ declares: ``_PyRuntime`` begins with ``_Py_DebugOffsets``.
 
-CPython 3.13 ``Include/internal/pycore_runtime.h``, from 3.14 ``pycore_debug_offsets.h``. Every offset is checked, since
-the target may have any bytes there.
+Format: CPython 3.13 ``Include/internal/pycore_runtime.h``, from 3.14 on ``pycore_debug_offsets.h``. Every offset is
+checked, because the target may have written any bytes there.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ __all__ = ("COOKIE", "DEBUG_OFFSETS_SIZE", "read_debug_offsets", "unsupported")
 COOKIE = b"xdebugpy"
 DEBUG_OFFSETS_SIZE = 1024
 _OLDEST = (3, 8)
-# Alpha and beta, as in PY_VERSION_HEX: their offsets may still change.
+# The levels alpha and beta in PY_VERSION_HEX. Offsets of such releases may still change.
 _UNSETTLED = (0xA, 0xB)
 _MAX_INTERPRETER = 1 << 20
 _MAX_STRUCT = 1 << 14
 _OBJECT_HEAD = 16
 
-# The fields that we use of _Py_DebugOffsets: offset of a block, then names with their index in it.
+# The fields of _Py_DebugOffsets that are used, by block: the name of a field, and the index of its word in the block.
 _INTERPRETER = {"next": 2, "threads_head": 3, "ceval_gil": 8, "gil": 9, "gil_locked": 11, "gil_holder": 12}
 _THREAD = {"next": 2, "interp": 3, "current_frame": 4, "thread_id": 5, "native_thread_id": 6}
 _FRAME = {"previous": 1, "executable": 2, "instr_ptr": 3, "owner": 5}
-# The fields are locals, owner, then the pointer to the top of the frame's values, which 3.13 does not declare.
+# The last words are locals, owner, and the pointer to the top of the frame's values, which 3.13 does not declare.
 _FRAME_314 = {**_FRAME, "stackpointer": 6}
 _CODE = {"filename": 1, "name": 2, "qualname": 3, "linetable": 4, "firstlineno": 5, "co_code_adaptive": 9}
 _BYTES = {"ob_size": 1, "ob_sval": 2}
@@ -67,9 +67,9 @@ _BLOCKS: dict[tuple[int, int], dict[str, tuple[int, dict[str, int]]]] = {
 
 
 def read_debug_offsets(runtime: bytes) -> tuple[tuple[int, int], dict[str, dict[str, int]]]:
-    """Returns the version of a CPython 3.13 or later, and its declared offsets by block.
+    """Returns the version of a CPython 3.13 or later, and the offsets that it declares, by block.
 
-    ``runtime`` are the first DEBUG_OFFSETS_SIZE bytes of its ``_PyRuntime``. Raises NotPython without the cookie,
+    ``runtime``: the first DEBUG_OFFSETS_SIZE bytes of its ``_PyRuntime``. Raises NotPython without the cookie,
     UnsupportedTarget for an unknown version or build, CorruptTarget for an impossible offset.
     """
     if not runtime.startswith(COOKIE) or len(runtime) < 24:
@@ -93,7 +93,7 @@ def read_debug_offsets(runtime: bytes) -> tuple[tuple[int, int], dict[str, dict[
 
 
 def unsupported(version: tuple[int, int]) -> UnsupportedTarget:
-    """Returns the error for a version whose stacks cannot be read; it names the versions that can be read."""
+    """Returns the error for a version whose stacks cannot be read. The hint names the versions that can be read."""
     oldest, asked, newest = (".".join(map(str, v)) for v in (_OLDEST, version, max(_BLOCKS)))
     return UnsupportedTarget(f"CPython {asked} is not known", hint=f"stacks are read of CPython {oldest} to {newest}")
 

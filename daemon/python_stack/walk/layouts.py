@@ -1,8 +1,9 @@
 """Offsets of CPython's structs that a stack walk reads, by version.
 
-Up to 3.12 they are in a table, measured on x86-64 glibc builds and constant within a minor version; one offset differs
-on arm64. From 3.13 on the target declares them: ``_PyRuntime`` begins with ``_Py_DebugOffsets`` (CPython 3.13
-``Include/internal/pycore_runtime.h``, from 3.14 ``pycore_debug_offsets.h``), which is checked.
+Up to 3.12 the offsets are in a table. They were measured on x86-64 glibc builds, and are constant within a minor
+version; one offset differs on arm64. From 3.13 on the target declares the offsets, which are checked: ``_PyRuntime``
+begins with ``_Py_DebugOffsets`` (CPython 3.13 ``Include/internal/pycore_runtime.h``, from 3.14 on
+``pycore_debug_offsets.h``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ("DEBUG_OFFSETS_SIZE", "TABLE", "Layout", "layout_from_debug_offsets",
 
 
 class Layout(NamedTuple):
-    """The layout of a version, as offsets in bytes. None: this version has no such field.
+    """The layout of a version, as offsets in bytes. An offset is None if the version has no such field.
 
     ``instr`` is the meaning of the word at ``frame_instr``: ``lasti_bytes`` (3.8, 3.9), ``lasti_units`` (3.10),
     ``previous`` (the last instruction that began, 3.11 and 3.12) or ``current`` (3.13+).
@@ -50,14 +51,15 @@ class Layout(NamedTuple):
     lines: Literal["lnotab", "ranges", "locations"]
     str_ascii: int
     str_compact: int
-    # Up to 3.11 the runtime points at the thread that holds the only GIL; later each interpreter points at a thread.
+    # Up to 3.11 the runtime points at the thread that holds the only GIL; later each interpreter points at its own GIL.
     runtime_current: int | None = None
     interp_gil: int | None = None
     gil_holder: int = 8
     gil_locked: int = 16
     # Low bits of a pointer that are not part of the address (_PyStackRef, 3.14+).
     tag_mask: int = 0
-    # 3.11 to 3.13: four bytes, below 0 while the frame's own instructions run. Later: a pointer, NULL while they run.
+    # Shows whether the frame's own instructions run. In 3.11 and 3.12 this is an int of four bytes, below 0 while they
+    # run; from 3.14 on it is a pointer, NULL while they run.
     frame_stack: int | None = None
     frame_stack_size: int = 4
     # Two bytes that count how often the code was started.
@@ -71,18 +73,18 @@ class Layout(NamedTuple):
 
     @property
     def thread_size(self) -> int:
-        """The bytes of a PyThreadState that contain all fields above."""
+        """The number of bytes of a PyThreadState that must be read to get all its fields."""
         last = (self.thread_id, self.native_thread_id or 0, self.thread_frame, self.thread_next, self.thread_interp)
         return max(last) + 8
 
     @property
     def is_shim_from(self) -> int | None:
-        """Frames with this owner or a higher number are C calls of the interpreter, not Python code (3.12+)."""
+        """The lowest owner of shims: frames that are C calls of the interpreter, and no Python code (3.12+)."""
         return None if self.frame_owner is None or self.version < (3, 12) else 3
 
 
-# The GIL lies before ``runtime_current``. It has two pthread_mutex_t of 40 bytes, or of 48 in glibc on arm64 (measured:
-# 3.11).
+# The bytes by which ``runtime_current`` moves on arm64. The GIL, which lies before it, has two pthread_mutex_t of 40
+# bytes, or of 48 bytes in glibc on arm64 (measured: 3.11).
 _MUTEXES = 16 if platform.machine() == "aarch64" else 0
 
 

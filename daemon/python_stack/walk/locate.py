@@ -1,4 +1,4 @@
-"""Locates the CPython runtime of a process by its mappings and the symbols of the file that contains it.
+"""Locates the CPython runtime of a process from its mappings and the symbols of the file that contains the runtime.
 
 If a CPython has no ``Py_Version`` (up to 3.10, or stripped), its release is read from ``sys.hexversion``.
 
@@ -50,7 +50,9 @@ def release_of(hexversion: int) -> str:
 
 
 def sys_hexversion(read: Read, runtime: int, version: tuple[int, int]) -> int | None:
-    """Returns ``sys.hexversion`` of the CPython whose ``_PyRuntime`` is at ``runtime``; None if it is not set yet."""
+    """Returns ``sys.hexversion`` of the CPython whose ``_PyRuntime`` is at ``runtime``; None if it is not set yet, or
+    if it is not of ``version``.
+    """
     if version not in _SYSDICT:
         return None
     interpreter = _word(read, runtime + TABLE[version].interpreters_head)
@@ -62,7 +64,8 @@ def sys_hexversion(read: Read, runtime: int, version: tuple[int, int]) -> int | 
     for (_, value), text in zip(entries, names, strict=True):
         if text is not None and text[start:] == _NAME + b"\0":
             number = read([(value, _LONG_DIGIT + 4)])[0]
-            # PY_VERSION_HEX of 3.x has less than 30 bits: one digit. 3.12 keeps the sign in the lowest bits.
+            # PY_VERSION_HEX of 3.x has less than 30 bits, so the int has one digit. 3.12 keeps the sign in the lowest
+            # bits of the size.
             size, digit = struct.unpack_from("<qI", number or bytes(_LONG_DIGIT + 4), _LONG_SIZE)
             one = 1 if version < (3, 12) else 1 << 3
             return digit if size == one and (digit >> 24, digit >> 16 & 0xFF) == version else None
@@ -85,8 +88,8 @@ def _entries(read: Read, keys: int) -> list[tuple[int, int]]:
 
 
 def _compact_entries(read: Read, keys: int) -> list[tuple[int, int]]:
-    """Returns name and value of each entry of a dict of 3.11 and later, where sizes are logarithms, and tables of names
-    contain no hashes.
+    """Returns name and value of each entry of a dict of 3.11 and later. Its sizes are logarithms, and a table with only
+    str keys contains no hashes.
     """
     head = read([(keys, _COMPACT_KEYS_HEAD)])[0]
     if head is None:
@@ -104,7 +107,7 @@ def _word(read: Read, address: int) -> int:
     return int.from_bytes(data or b"", "little")
 
 
-# Functions and the version since which each is exported: they tell older versions apart; 3.11+ has Py_Version.
+# Functions, and the version since which each is exported. They tell apart the versions without Py_Version, before 3.11.
 _SINCE = {"PyCode_NewWithPosOnlyArgs": (3, 8), "PyFrame_GetCode": (3, 9), "Py_NewRef": (3, 10)}
 SYMBOLS = ("_PyRuntime", "Py_Version", *_SINCE)
 MAX_CANDIDATES = 3
@@ -116,8 +119,8 @@ _PAGE = 4096
 class RuntimeInfo(NamedTuple):
     """The CPython of one process. ``version`` is (3, minor), ``python`` is as precise as possible ("3.11.7", "3.10").
 
-    ``runtime`` and ``version_at`` are addresses in the process (``version_at`` 0: there is no Py_Version).
-    ``hexversion``: the value of Py_Version.
+    ``runtime`` is the address of ``_PyRuntime`` in the process, ``version_at`` the address of Py_Version, or 0.
+    ``hexversion``: the version in the format of PY_VERSION_HEX, 0 if unknown.
     """
 
     runtime: int
@@ -142,7 +145,7 @@ class RuntimeInfo(NamedTuple):
 
 
 class RuntimeSymbols(NamedTuple):
-    """The addresses of SYMBOLS and of the first PT_LOAD in the file. ``relocated``: the file is loaded at other
+    """The addresses of SYMBOLS and of the first PT_LOAD, before relocation. ``relocated``: the file is loaded at other
     addresses.
     """
 
@@ -151,8 +154,8 @@ class RuntimeSymbols(NamedTuple):
     relocated: bool
 
     def address(self, name: str, mapping: Mapping) -> int:
-        """Returns the address of ``name`` in a process that maps the file from ``mapping`` on; 0 if the symbol is
-        missing.
+        """Returns the address of ``name`` in a process in which ``mapping`` is the first mapping of the file; 0 if the
+        symbol is missing.
         """
         if name not in self.addresses:
             return 0
@@ -161,9 +164,9 @@ class RuntimeSymbols(NamedTuple):
 
 
 def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
-    """Returns the first mappings of files that may contain the runtime, likeliest first, at most three.
+    """Returns the first mapping of each file that may contain the runtime: at most three, the likeliest first.
 
-    A libpython comes before the program, which only starts it.
+    A libpython comes before the program, because the program only starts it.
     """
     begins: dict[tuple[tuple[int, int], int], Mapping] = {}
     for mapping in mappings:
@@ -172,12 +175,13 @@ def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
     files = list(begins.values())
     libraries = [m for m in files if _LIBRARY.search(m.path)]
     programs = [m for m in files if _PROGRAM.search(m.path)]
-    # Without address randomisation, and nearly always with it, the program itself is mapped lowest.
+    # The program itself is mapped lowest: always without address randomisation, and nearly always with it.
     return list(dict.fromkeys([*libraries, *programs, *files[:1]]))[:MAX_CANDIDATES]
 
 
 def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = None) -> RuntimeInfo:
-    """Returns the runtime in the file that ``mapping`` begins. ``hexversion``: the value of Py_Version, if any.
+    """Returns the runtime in the file whose first mapping is ``mapping``. ``hexversion``: the value of Py_Version, if
+    the file has it.
 
     Raises NotPython when the file contains no runtime, UnsupportedTarget for an unknown version.
     """

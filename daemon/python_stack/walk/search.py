@@ -1,8 +1,9 @@
-"""Searches memory for the CPython runtime, for files that are deleted, without section headers, or stripped.
+"""Searches memory for the CPython runtime, if its file is deleted, stripped or without section headers.
 
-It tries the loaded dynamic symbols first, then it looks for memory that has the form of the runtime. From 3.13 on the
+The search tries the loaded dynamic symbols first, and then memory that has the form of the runtime. From 3.13 on the
 runtime begins with ``xdebugpy``. Older runtimes contain two equal pointers (``interpreters.head`` and ``.main``) to an
-interpreter whose first thread points back at it, and whose ``sys.hexversion`` is a version with this form.
+interpreter whose first thread points back at the interpreter. The offsets of each older version are tried in turn, and
+count only if ``sys.hexversion`` is of the same version.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from probing.daemon.python_stack.walk.locate import (
 
 __all__ = ("find_runtime",)
 
-# The most bytes of data that are searched: CPython's data take 1 to 3 MB, a program that contains it may have more.
+# The maximum bytes of a file's data that are searched. CPython's data takes 1 to 3 MB; a program with CPython may have
+# more.
 _MAX_DATA = 8 << 20
 _PART = 1 << 16
 _MAX_COOKIES = 64
@@ -41,11 +43,10 @@ _LOWEST, _TOP = 1 << 16, 1 << 47
 
 
 def find_runtime(read: Read, mappings: Sequence[Mapping]) -> RuntimeInfo:
-    """Returns the runtime of the CPython among ``mappings``. It is searched only in memory, of which at most 24 MiB are
-    read.
+    """Returns the runtime of the CPython among ``mappings``. Only memory is searched, at most 24 MiB of data.
 
-    ``read`` returns the bytes of each (address, size), or None; any ProbingError that it raises passes through. Raises
-    NotPython when nothing looks like a CPython, UnsupportedTarget for an unknown CPython.
+    ``read`` returns the bytes of each (address, size), or None. Its errors other than NotPython and UnsupportedTarget
+    are raised. Raises NotPython if nothing looks like a CPython, UnsupportedTarget for an unknown CPython.
     """
     reason: ProbingError | None = None
     for mapping in candidates(mappings):
@@ -66,7 +67,8 @@ def _in_file(read: Read, mapping: Mapping) -> RuntimeInfo:
     data = list(_written(read, loaded.segments))
     if found := _by_cookie(read, mapping, data):
         return found
-    # Every program has pairs of equal pointers, so they are followed only in a file with a name of CPython.
+    # Every program has pairs of equal pointers, so these candidates are followed only if the file is named like
+    # CPython.
     if named_python(mapping):
         if found := _by_shape(read, mapping, data):
             return found
@@ -90,7 +92,7 @@ def _by_symbols(read: Read, mapping: Mapping, symbols: RuntimeSymbols) -> Runtim
 
 
 def _written(read: Read, segments: Sequence[Segment]) -> Iterator[tuple[int, bytes]]:
-    """Yields address and bytes of the writable segments."""
+    """Yields address and bytes of each writable segment, at most _MAX_DATA bytes in total."""
     left = _MAX_DATA
     for segment in segments:
         start = (segment.start + 7) & -8
@@ -106,8 +108,8 @@ def _written(read: Read, segments: Sequence[Segment]) -> Iterator[tuple[int, byt
 
 
 def _by_cookie(read: Read, mapping: Mapping, data: Sequence[tuple[int, bytes]]) -> RuntimeInfo | None:
-    """Returns the first runtime that begins with the cookie. Raises UnsupportedTarget when all such runtimes are
-    unknown.
+    """Returns the first known runtime that begins with the cookie, or None. Raises UnsupportedTarget if there are only
+    unknown runtimes.
     """
     refused: UnsupportedTarget | None = None
     for start, held in data:
@@ -155,7 +157,7 @@ def _with_threads(read: Read, layout: Layout, pairs: Sequence[tuple[int, int]]) 
 
 
 def _with_pthreads(read: Read, layout: Layout, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    # On x86-64 the word at pthread_self() points at itself, with glibc and with musl.
+    # On x86-64, in glibc and musl, the word at the address pthread_self() contains this address.
     tops = [_word(d) for d in read([(a + layout.interp_threads, 8) for _, a in pairs])]
     ids = [_word(d) for d in read([(t + layout.thread_id, 8) for t in tops])]
     selves = [_word(d) for d in read([(i, 8) for i in ids])]

@@ -1,4 +1,4 @@
-"""The memory of a target that was read for one walk: exact ranges, and whole pages around frames."""
+"""The memory of a target that is read for one walk: exact ranges, and whole pages around frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IMMORTAL_KEYS = 1 << 63
 class Snapshot:
     """Bytes of a target by address. ``load`` reads missing ranges in one batch; ``get`` never reads.
 
-    ``used``: the ranges passed to ``get``, in order: reading them all repeats the walk in one call.
+    ``used``: the ranges passed to ``get``, in order. A single call that reads these ranges can repeat the walk.
     """
 
     def __init__(self, memory: Memory, base: Snapshot | None = None) -> None:
@@ -40,7 +40,7 @@ class Snapshot:
                 self._ranges[wanted] = data
 
     def load_pages(self, ranges: Iterable[Range]) -> None:
-        """Loads whole pages around the ranges, whose neighbours are needed next."""
+        """Loads whole pages around the ranges, because the memory next to them is needed next."""
         pages = {p: None for r in ranges if self._find(r) is None for p in _pages(r)}
         missing = [p for p in pages if p not in self._pages]
         if missing:
@@ -76,8 +76,8 @@ class Snapshot:
 
 
 class BothWays(NamedTuple):
-    """The ranges ``wanted`` of one call. ``ways``: the indices of the ranges of each snapshot. ``last``: the indices of
-    the second read of the ranges outside of chains.
+    """The ranges ``wanted`` that one call reads. ``ways``: for each snapshot, the indices of its ranges. ``last``: the
+    indices of the second read of the ranges outside of chains.
     """
 
     wanted: list[Range]
@@ -85,14 +85,14 @@ class BothWays(NamedTuple):
     last: range
 
     def snapshots(self, memory: Memory, read: Sequence[bytes | None]) -> tuple[list[Snapshot], Snapshot]:
-        """Returns the earlier snapshots, and the last one. ``read``: the bytes of each range of ``wanted``.
+        """Returns the earlier snapshots, and the last snapshot. ``read``: the bytes of each range of ``wanted``.
 
-        The last snapshot has the last way back and the other ranges after it; each earlier snapshot has all bytes read
-        until then.
+        The last snapshot has the last read of the chains and the second read of the other ranges. Each earlier snapshot
+        has the bytes of its own ranges and all bytes that were read before them.
         """
         before: list[Snapshot] = []
         for way in self.ways:
-            # A chain that is read less often keeps its earlier bytes.
+            # A chain that is read fewer times keeps its earlier bytes.
             snapshot = Snapshot(memory, before[-1] if before else None)
             snapshot.fill((self.wanted[i], read[i]) for i in way)
             before.append(snapshot)
@@ -102,9 +102,10 @@ class BothWays(NamedTuple):
 
 
 def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) -> BothWays:
-    """Plans a call that reads each chain from its end to its begin and back again, and ``others`` before and after.
+    """Plans a call that reads each chain from its end to its begin and back again. ``others`` are read before and after
+    all chains.
 
-    The number of a chain tells how many times it is read forwards and backwards.
+    The number that comes with a chain is the number of times that the chain is read both ways.
     """
     wanted: list[Range] = list(others)
     ways: list[list[int]] = [list(range(len(wanted)))]
@@ -113,8 +114,8 @@ def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) ->
             if number == len(ways):
                 ways.append([])
             if number and number % 2 == 0:
-                # These reads delay each pass by another time: otherwise a thread that loops could be at the same place
-                # in all passes.
+                # These reads delay each pass by a different time. Otherwise a thread in a loop could be at the same
+                # place in all passes.
                 wanted += chain[:1] * (number // 2) ** 2
             ways[number] += range(len(wanted), len(wanted) + len(chain))
             wanted += chain if number % 2 else reversed(chain)
@@ -123,11 +124,11 @@ def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) ->
 
 
 def is_count(value: int) -> bool:
-    """Returns whether ``value``, the first word of an object, is a reference count: in freed memory it is a pointer, or
-    NULL.
+    """Returns whether ``value``, the first word of an object, is a reference count. In a freed object this word is a
+    pointer or NULL, because CPython's allocator links its free blocks (Objects/obmalloc.c).
 
-    CPython's allocator links its free blocks (Objects/obmalloc.c). A count uses 32 bits; from 3.14 on the top 16 bits
-    of the word are flags (Include/refcount.h), and the keys of an empty dict have PY_SSIZE_T_MIN (pycore_dict.h).
+    A count uses 32 bits. From 3.14 on the top 16 bits of the word are flags (Include/refcount.h), and the keys of an
+    empty dict have the count PY_SSIZE_T_MIN (pycore_dict.h).
     """
     return value == _IMMORTAL_KEYS or (value & 0xFFFF_FFFF != 0 and not value >> 32 & 0xFFFF)
 

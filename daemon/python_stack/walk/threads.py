@@ -1,4 +1,4 @@
-"""Lists the threads of a process by the kernel, and matches them with Python threads."""
+"""Lists the threads of a process from /proc, and matches them with Python threads."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _STATES = {"R": "running", "D": "blocked", "T": "stopped", "t": "stopped", "Z": 
 
 
 class KernelThread(NamedTuple):
-    """A thread. ``tid``: its id in our PID namespace; ``own_tid``: its id in the process's namespace; ``state``: as in
-    ``python.backtrace``.
+    """A thread. ``tid``: its id in our PID namespace; ``own_tid``: its id in the process's own PID namespace;
+    ``state``: a state word of ``python.backtrace``.
     """
 
     tid: int
@@ -29,12 +29,12 @@ class KernelThread(NamedTuple):
 
 
 def read_start_ns(pid: int) -> int:
-    """Returns the start of process ``pid``, ns since boot in steps of a tick. Raises ProcessGone."""
+    """Returns the start of process ``pid``, in ns since boot with the resolution of a tick. Raises ProcessGone."""
     return parse_stat(_read(pid, "stat")).start_ns
 
 
 def check_process(pid: int, start_ns: int) -> None:
-    """Raises ProcessGone when ``pid`` belongs to another process now; ``start_ns`` 0 accepts any process."""
+    """Raises ProcessGone if ``pid`` now belongs to another process. With ``start_ns`` 0 any process is accepted."""
     if start_ns not in (0, read_start_ns(pid)):
         raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
 
@@ -73,8 +73,8 @@ def match_threads(threads: Sequence[RawThread], kernel: Sequence[KernelThread]) 
     """Returns the tid of each Python thread, None for a thread that the kernel does not list.
 
     ``native_thread_id`` (3.11+) can be wrong after a fork, and older versions lack it. The C library keeps the tid in a
-    structure at pthread_self(), at an offset that depends on the library: the offset that matches most of the kernel's
-    threads is used.
+    structure at pthread_self(), at an offset that depends on the library. The offset whose values match most of the
+    kernel's threads is used.
     """
     tids = {k.own_tid: k.tid for k in kernel}
     candidates = [[t.pthread_tids[i] for t in threads] for i in range(len(threads[0].pthread_tids))] if threads else []

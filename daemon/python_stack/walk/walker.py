@@ -1,7 +1,7 @@
 """Walks the threads and frames of all interpreters of a CPython, in memory that may change and may be hostile.
 
-Every list is limited, since it may be a ring. A pass records the links that it followed, so that ``held`` can prove
-later that nothing changed: if its links are equal before and after, a stack was whole in between.
+Every list is limited, because it may be a ring. A walk records the links that it followed, so that ``held`` can prove
+later that nothing changed: if the links of a stack are equal before and after, the stack was whole in between.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ TID_OFFSETS = (720, 48, 208)
 # FRAME_OWNED_BY_GENERATOR (3.11+, Include/internal/pycore_frame.h).
 _GENERATOR = 1
 
-# A range, the offsets of the links in it, and the words that the walk read there.
+# A range, the offsets in it at which links lie, and the bytes of the range that the walk read.
 Link = tuple[Range, tuple[int, ...], bytes]
 
 
 class Limits(NamedTuple):
     """The limits of a walk. A stack that is cut at a limit is not ``complete``.
 
-    Up to ``threads`` are listed; the frames of the oldest ``stacks`` are read, the main thread among them.
+    At most ``threads`` threads are listed. The frames of the oldest ``stacks`` threads are read. The main
+    thread is one of these.
     """
 
     interpreters: int = 64
@@ -42,8 +43,8 @@ class Limits(NamedTuple):
 
 @dataclass(slots=True)
 class RawFrame:
-    """A frame. ``code`` and ``instr``: the values in the frame; ``entry``: the frame begins a run of the C interpreter
-    loop.
+    """A frame. ``code`` and ``instr`` are the words in the frame. ``entry``: the frame is the outermost in a call of
+    the C interpreter loop.
     """
 
     address: int
@@ -57,10 +58,11 @@ class RawThread:
     """A Python thread. ``thread_id``: pthread_self(); ``native_id`` and ``pthread_tids``: candidates for its tid in its
     own namespace.
 
-    ``gil``: None if unknown. ``frames``: innermost first. ``torn``: frames are of different moments, since a frame that
-    has called another frame still runs; or callers are missing, since the outermost frame is a generator's, or begins
-    no run of the interpreter loop. CPython 3.11 and 3.12, as gcc compiles ``CALL``, make a frame current before they
-    link it to its caller; until then it has the link of an earlier frame that lay at its address.
+    ``gil``: whether the thread holds the GIL, None if unknown. ``frames``: innermost first. ``torn``: the frames are of
+    different moments, or callers are missing. Frames are of different moments if a frame that has called another frame
+    still runs. Callers are missing if the outermost frame is a generator's, or begins no call of the interpreter loop.
+    This can happen because CPython 3.11 and 3.12, as gcc compiles ``CALL``, make a frame current before they link it to
+    its caller. Until then the frame has the link of an earlier frame that lay at its address.
     """
 
     address: int
@@ -86,8 +88,8 @@ def held(links: Iterable[Link], later: Snapshot) -> bool:
 class Walker:
     """One walk, which fills ``snapshot``. ``complete`` is False if threads may be missing.
 
-    ``links``: the links of the lists. ``unread``: threads beyond ``Limits.stacks``. ``deadline`` is on
-    time.monotonic(): frames that are not read by then are missing from their stacks.
+    ``links``: the links of the lists of interpreters and threads. ``unread``: threads beyond ``Limits.stacks``. Frames
+    that are not read at ``deadline``, a time of time.monotonic(), are missing from their stacks.
     """
 
     def __init__(self, snapshot: Snapshot, layout: Layout, limits: Limits, deadline: float) -> None:
@@ -103,8 +105,8 @@ class Walker:
     def walk(self, runtime: int) -> list[RawThread]:
         """Returns the threads of the CPython whose ``_PyRuntime`` is at address ``runtime``.
 
-        Raises TargetTimeout when the deadline comes before the threads are listed, CorruptTarget when no interpreter is
-        there.
+        Raises TargetTimeout if the threads are not listed at the deadline, CorruptTarget if there is no runtime or the
+        list of interpreters is damaged.
         """
         layout = self._layout
         wanted = [(runtime + layout.interpreters_head, 8)]
@@ -129,8 +131,8 @@ class Walker:
         return threads
 
     def may_run(self, before: Snapshot) -> Callable[[RawThread], bool]:
-        """Returns a function that tells whether a thread may have held a GIL in ``before`` or in the walk, and so may
-        have changed its frames.
+        """Returns a function that tells whether a thread may have held a GIL in ``before`` or in the walk. Such a
+        thread may have changed its frames.
         """
         holders = {_holder(s, gil, self._layout) for s in (before, self._snapshot) for gil in self._gils}
         return lambda thread: thread.gil is not False or thread.address in holders or None in holders
@@ -184,7 +186,7 @@ class Walker:
             address = word(data, layout.thread_next)
 
     def _gil_holder(self, interpreter: int) -> int | None:
-        """Returns the address of the thread that holds the GIL, 0 for none, None if unknown."""
+        """Returns the address of the thread that holds the GIL, 0 if no thread holds it, None if unknown."""
         layout, snapshot = self._layout, self._snapshot
         if layout.interp_gil is None:
             return _holder(snapshot, self._gils[0], layout) if self._gils else None
@@ -291,7 +293,7 @@ class Walker:
 
 
 def _holder(snapshot: Snapshot, gil: Range, layout: Layout) -> int | None:
-    """Returns the holder of the GIL whose bytes are at ``gil``, 0 for none, None if unknown."""
+    """Returns the thread that holds the GIL whose bytes are at ``gil``, 0 if no thread holds it, None if unknown."""
     data = snapshot.get(*gil)
     if data is None:
         return None

@@ -1,1 +1,1 @@
-"""Answers Arrow Flight SQL, read-only, through the gate and the engine that answer Query."""
+"""Answers Arrow Flight SQL, read-only. Statements pass the same SQL check and the same engine as those of Query."""

@@ -22,7 +22,7 @@ __all__ = (
 )
 
 _LISTS = pa.map_(pa.int32(), pa.list_(pa.int32()))
-# The members of the protocol's union of values, in its order.
+# The members of the protocol's union of values, in the protocol's order.
 _MEMBERS = (
     ("string_value", pa.string()),
     ("bool_value", pa.bool_()),
@@ -63,7 +63,7 @@ _INFO: tuple[tuple[int, int, Any], ...] = (
     (sql.SQL_SAVEPOINTS_SUPPORTED, _BOOL, False),
     (sql.SQL_NAMED_PARAMETERS_SUPPORTED, _BOOL, False),
 )
-# Name, code, size, and whether it is unsigned (None for texts and times).
+# For each type: its name, code and size, and whether it is unsigned (None for types that are not numbers).
 _COLUMN_TYPES: tuple[tuple[str, int, int, bool | None], ...] = (
     ("BIGINT", sql.XDBC_BIGINT, 19, False),
     ("UBIGINT", sql.XDBC_BIGINT, 20, True),
@@ -264,7 +264,7 @@ def _fields(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[pa.
 
 
 def _select(table: str, command: sql.CommandGetDbSchemas | sql.CommandGetTables, *columns: str) -> exp.Select:
-    """Returns a SELECT of the rows whose names fit the patterns of ``command``, which become literals."""
+    """Returns a SELECT of the rows whose names match the patterns of ``command``. Patterns become string literals."""
     made = exp.select(*columns).from_(table)
     if command.HasField("db_schema_filter_pattern"):
         made = made.where(_like("table_schema", command.db_schema_filter_pattern))

@@ -1,7 +1,7 @@
 """Reads the messages of Flight SQL clients: commands in descriptors, tickets and actions.
 
-Nothing is kept between calls: a ticket, and the handle of a prepared statement, contain the statement itself, which the
-gate checks each time.
+Nothing is kept between calls: a ticket, and the handle of a prepared statement, contain the statement itself. The
+statement is checked again at each call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from probing.federation.sql.reading import MAX_TEXT
 
 __all__ = ("READ_ONLY", "command_of", "packed", "statement_of", "unpacked")
 
-# The bytes of the longest query in UTF-8, and of the message that contains it.
+# The maximum size of a command, bytes: the longest query in UTF-8, and the rest of the message that contains it.
 MAX_COMMAND = 4 * MAX_TEXT + 4096
 READ_ONLY = "this server is read-only: Flight SQL answers only SELECTs"
 _NO_TRANSACTIONS = "there are no transactions: connect with autocommit"

@@ -20,15 +20,15 @@ __all__ = ("MAX_BODY", "encapsulated", "messages_of", "table_messages")
 
 # gRPC refuses messages above 4 MiB unless a client asks for more.
 MAX_BODY = 2 << 20
-# The bytes of the largest batch that is read.
+# The maximum size of a batch that is read, bytes.
 MAX_MESSAGE = 64 << 20
 
 
 def messages_of(items: Iterator[Item]) -> Iterator[tuple[pb.FlightData | End, int]]:
     """Yields the FlightData of the IPC stream in ``items``, and the End, each with its size.
 
-    Raises the errors of ``items``, and pyarrow's errors for pieces that are no IPC stream. A batch with a single row
-    may be larger than MAX_BODY.
+    Raises the errors of ``items``, and pyarrow's errors for pieces that are not an IPC stream. A batch with a single
+    row may be larger than MAX_BODY.
     """
     stream = _Stream(items)
     schema: pa.Schema | None = None
@@ -60,7 +60,9 @@ def encapsulated(schema: pa.Schema) -> bytes:
 
 
 class _File(io.BufferedReader):
-    """A file that refuses messages that are too large for this process, as their size comes from a worker."""
+    """A file that refuses messages that are too large for this process. Their size comes from a worker, which is not
+    trusted.
+    """
 
     def read(self, length: int | None = -1) -> bytes:
         if length is not None and length > MAX_MESSAGE:
@@ -92,7 +94,7 @@ class _Stream(io.RawIOBase):
         return size
 
     def rest(self) -> list[End]:
-        """Returns the ends, after all items have been read."""
+        """Reads the remaining items, and returns each ``End`` of the answer."""
         for item in self._items:
             self._take(item)
         return self._ends

@@ -33,7 +33,7 @@ from probing.daemon.service.streams import Form
 
 __all__ = ("FlightService",)
 
-# The most bytes of rows that describe tables.
+# The maximum size of the rows that describe tables, bytes.
 MAX_DESCRIPTION = 16 << 20
 # HTTP/2 peers commonly refuse more than 8 KiB of metadata.
 MAX_WARNINGS = 2000
@@ -142,7 +142,7 @@ class FlightService(FlightServiceServicer):
             )
             await context.write(pb.Result(body=packed(made)))
         elif request.type not in _ACTIONS:
-            # Clients send actions to learn which actions a server has.
+            # Clients try actions to learn which of them a server has, so the status is UNIMPLEMENTED.
             why = f"the action {request.type[:80]!r} is not answered here: {READ_ONLY}"
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
 
@@ -163,10 +163,11 @@ class FlightService(FlightServiceServicer):
             raise QueryRejected("the query is empty")
         bare = statement.rstrip().removesuffix(";")
         try:
-            # The bracket has its own line, since the statement may end in a comment.
+            # The closing parenthesis is on a line of its own, because the statement may end in a comment.
             return (await self._gathered(f"SELECT * FROM (\n{bare}\n) LIMIT 0", context, caller)).schema
         except QueryRejected:
-            # The caller's text is run instead, because an error names positions in the text that was run.
+            # The caller's text is run without the SELECT around it, so that positions in the error refer to the
+            # caller's text.
             return (await self._gathered(statement, context, caller)).schema
 
     async def _gathered(self, text: str, context: Context, caller: Caller) -> pa.Table:
@@ -192,7 +193,7 @@ class _Gathering:
 
 
 def _info(descriptor: pb.FlightDescriptor) -> pb.FlightInfo:
-    """Returns where the rows of a command are: on this connection, under a ticket that contains the command."""
+    """Returns where a client gets the rows of a command: on this connection, by a ticket with the command."""
     command = command_of(descriptor)
     statement = statement_of(command)
     if statement is not None:
@@ -212,14 +213,14 @@ def _message(context: Context, part: pb.FlightData | End) -> pb.FlightData | Non
 
 
 def _timeout_ms(context: Context) -> int:
-    """Returns the time that the caller allows for a statement, ms; 0: the node's default."""
+    """Returns the time that the caller allows for a statement, ms. 0 stands for the node's default."""
     left = context.time_remaining()
     return 0 if left is None else max(min(int(left * 1000), MAX_TIMEOUT_MS), 1)
 
 
 def _bearer(context: Context) -> tuple[tuple[str, str | bytes], ...] | None:
-    """Returns metadata with the bearer token of a call that shows a user and a token by basic authentication, else
-    None.
+    """Returns metadata with a bearer token for a call that sends the token as the password of basic authentication;
+    None for other calls.
     """
     metadata = tuple(context.invocation_metadata() or ())
     shown = next((value for key, value in metadata if key == "authorization"), "")

@@ -1,9 +1,9 @@
 """The HTTP server of /metrics and /healthz: one request for each connection, limited in bytes and time.
 
 The server runs in the event loop of the service. It waits only for callers; pages are made in another thread. /metrics
-needs the same token as gRPC over TCP. /healthz answers one word from memory, needs no token, and always gets a place:
-if there are too many connections, the oldest connection of the address or local user with the most is closed. RFC 9112
-has the syntax.
+needs the same token as gRPC over TCP. /healthz answers one word from memory and needs no token. A new connection is
+always accepted: if there are too many connections, an old connection of the address or local user with the most
+connections is closed. The syntax follows RFC 9112.
 
 ``Metrics`` joins the reading of rows, the HTTP server and its port.
 """
@@ -37,7 +37,8 @@ __all__ = (
 )
 
 MAX_REQUEST = 8 << 10
-# The most connections, and the most pages that are made or sent: of all callers, and of one address or local user.
+# The maximum numbers of connections, and of pages that are being made or sent: for all callers together, and for one
+# address or local user.
 MAX_CONNECTIONS, EACH = 64, 16
 MAX_PAGES, PAGES_EACH = 32, 8
 # The time to read a whole request, and to write a whole answer, s.
@@ -81,7 +82,7 @@ class HttpServer:
         self._pages_held: Counter[tuple[str, ...]] = Counter()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accepts connections of ``listener`` and owns it; they speak TLS where it is configured."""
+        """Accepts connections of ``listener`` and owns it. The connections use TLS if it is configured."""
         if self._tls.wanted:
             handshakes = Handshakes("http", self._tls, self._protocol, self._audit)
             handshakes.start(listener)
@@ -103,7 +104,8 @@ class HttpServer:
             crowd, oldest = lost
             oldest.abort()
             self._audit.refused(Caller("http", crowd), "HTTP", "too many connections at once")
-        # Without a write buffer nothing is left to be sent when the connection ends here.
+        # With this limit ``drain`` waits until all bytes are sent, so no bytes are left when the connection is closed
+        # below.
         transport.set_write_buffer_limits(0)
         try:
             with ExitStack() as held:
@@ -193,7 +195,7 @@ class HttpServer:
 
 
 def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
-    """Returns method, path without its query, and headers by lower-case name; an empty method if ``head`` is no
+    """Returns method, path without its query, and headers by lower-case name; an empty method if ``head`` is not a
     request.
     """
     first, *rest = head.decode("latin-1").split("\r\n")
@@ -207,8 +209,8 @@ def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
 class Metrics:
     """Answers /metrics and /healthz on ``address`` (HOST:PORT). Belongs to one event loop.
 
-    ``status(seconds)`` returns the collector's status within this time, or raises PeerError; ``calls`` the calls in
-    progress, by kind; ``hooks`` the hooks of findings, by outcome.
+    ``status(seconds)`` returns the collector's status within this time, or raises PeerError. ``calls`` and ``hooks``
+    return counts: calls in progress by kind, and hooks of findings by outcome.
     """
 
     def __init__(

@@ -22,11 +22,12 @@ __all__ = (
     "page_text",
 )
 
-# The most characters of a label; texts that are equal after the cut share a series, with the larger value.
+# The maximum length of a label's value, characters. Values that are equal after truncation share a series, which has
+# the largest of their numbers.
 MAX_LABEL = 128
 MAX_SOURCES = 256
 _STATES = ("running", "paused", "degraded", "starting", "lost")
-# "other" stands for states that this version does not have.
+# The state "other" stands for states that this version does not know.
 _SOURCE_STATES = ("running", "degraded", "paused", "stopped", "other")
 _SINGLE = (
     ("processes", "probingd_processes", "Processes that are watched.", 1.0),
@@ -44,9 +45,10 @@ _Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Readings:
-    """The readings of one scrape. ``failed``: why a part has no rows. ``status``: the collector's; its state is
-    ``lost`` if the collector does not answer. ``seconds``: how long the scrape took. ``refused``: refused connections
-    and calls, by reason. ``calls``: calls in progress, by kind. ``hooks``: hooks of findings, by outcome."""
+    """The readings of one scrape. ``failed``: why a part has no rows. ``status``: the collector's status,
+    with the state ``lost`` if the collector does not answer. ``seconds``: how long the scrape took. ``refused``:
+    refused connections and calls, by reason. ``calls``: calls in progress, by kind. ``hooks``: hooks of findings, by
+    outcome."""
 
     version: str
     node: str
@@ -155,9 +157,9 @@ def _of_scrape(readings: Readings) -> Iterator[_Family]:
     yield _single("probingd_scrape_duration_seconds", "Time that the reading of this page took.", readings.seconds)
     good = readings.rows.keys() - readings.failed.keys()
     read: dict[_Key, float] = {(p.name,): float(p.name in good) for p in PARTS}
-    yield _Family("probingd_scrape_success", "1 where the part of the page was read.", ("part",), read)
+    yield _Family("probingd_scrape_success", "1 if the part of the page was read.", ("part",), read)
     cut: dict[_Key, float] = {(p.name,): float(len(readings.rows.get(p.name, ())) > MOST_SERIES) for p in PARTS}
-    yield _Family("probingd_scrape_truncated", "1 where the part has more series than are shown.", ("part",), cut)
+    yield _Family("probingd_scrape_truncated", "1 if the part has more series than are shown.", ("part",), cut)
 
 
 def _single(name: str, doc: str, value: float) -> _Family:
@@ -175,7 +177,7 @@ _BUCKETS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class RequestTimes:
-    """The lengths of the calls and queries that this node has answered. Safe for many threads."""
+    """The durations of the calls and queries that this node has answered. Thread-safe."""
 
     def __init__(self) -> None:
         # This attribute of prometheus_client has no type.

@@ -1,8 +1,9 @@
 """The parts of the page that come from rows: each has an SQL statement, and a metric for each of its columns.
 
-Each part is limited: a statement returns at most MOST_SERIES rows, whatever the jobs do, and no label has values of
-which a job has many, such as communicators, sequence numbers and pids. Names and units follow the rules that ``promtool
-check metrics`` tests. The label of the job is ``training_job``, since Prometheus itself uses ``job`` for its targets.
+Each part is limited: a page shows at most MOST_SERIES rows of a statement, whatever the jobs do. Communicators,
+sequence numbers and pids are not used as labels, because a job has many of them. Names and units follow the rules that
+``promtool check metrics`` tests. The label of the job is ``training_job``, since Prometheus itself uses ``job`` for its
+targets.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 
 __all__ = ("MOST_SERIES", "PARTS", "Metric", "Part")
 
-# The most rows of one part. A node with more ranks does not show all of them, and sets probingd_scrape_truncated.
+# The maximum number of rows of one part. A node with more ranks shows only some of them, and sets
+# probingd_scrape_truncated.
 MOST_SERIES = 1024
 _S = 1e-9
 _MHZ = 1e6
@@ -41,7 +43,7 @@ class Part:
 
     @property
     def statement(self) -> str:
-        """The SQL, which returns one row more than may be shown."""
+        """The SQL with a LIMIT of one row more than is shown, so that a truncated part is noticed."""
         return f"{self.sql} ORDER BY {self.order} LIMIT {MOST_SERIES + 1}"
 
 
@@ -141,8 +143,8 @@ FROM train.steps WHERE ts > now() - INTERVAL 2 MINUTE GROUP BY job, rank
             ),
             Metric(
                 "probingd_rank_lag_seconds",
-                "How late the rank is in each step: by how much less it waits than the rank of the job that waits"
-                " longest on this node.",
+                "How late the rank is in each step: the wait of the job's longest waiting rank on this node, minus the"
+                " wait of this rank.",
                 "lag_ns",
                 _S,
             ),

@@ -1,8 +1,8 @@
-"""Reads the rows of a page by one request in a thread, and keeps the page for a second; answers the state of the daemon
-from memory.
+"""Makes the page /metrics: reads its rows by one query in a thread, and keeps the page for a second. Also returns the
+state of the daemon from memory.
 
-However many callers scrape, rows are read once, and all callers get the same page. A page never delays another call: it
-has its thread, a deadline and one slot of the queries. Parts that are not read in time are missing.
+However many callers scrape, rows are read once, and all callers get the same page. A page never delays another call: a
+page has its own thread, a deadline and one slot of the queries. Parts that are not read in time are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEPT_S = 1.0
 # The timeout of the query, s: below the 10 s after which Prometheus gives up.
 QUERY_S = 5.0
 STATUS_S = 1.0
-# How long a state is answered from memory, s: longer than the usual time between two probes of Kubernetes.
+# How long a state is returned from memory, s: longer than the usual interval of Kubernetes' health checks.
 REMEMBERED_S = 15.0
 # The timeout of the request for the collector's state, s; callers wait for less time.
 STATE_S = 5.0
@@ -47,8 +47,9 @@ class _Kept:
 
 
 class Scraper:
-    """Makes the page. ``status(seconds)`` returns the collector's status within this time, ``refused`` the refusals so
-    far, by reason, ``calls`` the calls in progress, by kind, ``hooks`` hooks by outcome. Belongs to one event loop."""
+    """Makes the page. ``status(seconds)`` returns the collector's status within this time. ``refused``, ``calls`` and
+    ``hooks`` return counts: refusals so far by reason, calls in progress by kind, hooks by outcome. Belongs to one
+    event loop."""
 
     def __init__(
         self,
@@ -89,7 +90,8 @@ class Scraper:
 
     async def health(self) -> str:
         """Returns the state of the daemon as a word, ``lost`` if the collector does not answer. A good state that was
-        read lately is answered from memory, and then read again: so load from other calls does not delay the answer."""
+        read lately is returned from memory and read again in the background, so load from other calls does not delay
+        the answer."""
         kept = self._kept.get("health")
         if kept is None or self._now() - kept.made >= KEPT_S:
             reading = self._task("health", self._state)

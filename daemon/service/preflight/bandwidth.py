@@ -31,7 +31,9 @@ _BUSY = "another measurement runs here"
 
 
 class Bandwidth:
-    """Sends and receives bytes. ``most``: bytes of one transfer, 0 for none. Belongs to one event loop."""
+    """Sends and receives bytes. ``most``: the maximum size of one transfer, bytes; 0: transfers are disabled. Belongs
+    to one event loop.
+    """
 
     def __init__(self, most: int, outgoing: Outgoing | None = None) -> None:
         self._most = most
@@ -85,7 +87,7 @@ class Bandwidth:
         except ProbingError as e:
             return Transfer(peer, why=e.message)
         begun, sent = time.perf_counter_ns(), 0
-        # The rest of the time is for the answer; a slow link sends fewer bytes.
+        # Bytes are sent for 60 % of the time, so a slow link sends fewer bytes. The rest of the time is for the answer.
         until = time.monotonic() + 0.6 * seconds
         chunk = pb.SinkRequest(data=bytes(CHUNK))
 

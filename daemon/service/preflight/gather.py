@@ -139,7 +139,7 @@ NAMES = ("python", "torch", "cuda", "nccl")
 MAX_PATH = 4096
 MAX_VALUE = 100
 
-# A part that is not gathered this long before the deadline counts as missing, s.
+# The time before the deadline, s, at which a part that is not yet gathered counts as missing.
 MARGIN_S = 0.3
 MAX_FILE = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

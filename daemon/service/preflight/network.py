@@ -1,7 +1,8 @@
 """Reads facts of the network: interfaces, the master's address and port, round trips to daemons.
 
-Names are resolved in threads, as a resolver may take long. A round trip is the time of a TCP connection, which the
-other node's kernel completes by itself. Formats: proc(5) for /proc/net/tcp, sysfs-class-net of the kernel.
+Names are resolved in threads, since a resolver may take long. A round trip is the time that it takes to open a TCP
+connection: the other node's kernel completes the handshake without its daemon. Formats: proc(5) for /proc/net/tcp,
+sysfs-class-net of the kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_INTERFACES = 1024
 MAX_SOCKETS_BYTES = 32 << 20
 MAX_ADDRESSES = 16
 TRIES = 5
-# The most attempts to connect at the same time.
+# The maximum number of attempts to connect at the same time.
 AT_ONCE = 32
 CONNECT_S = 2.0
 _LISTEN = "0A"
@@ -45,7 +46,9 @@ def _state(path: Path) -> str | None:
 
 
 def master(address: str, port: int) -> Master:
-    """Returns the resolved MASTER_ADDR, and the state of the port if the address is this node's. Raises OSError."""
+    """Returns the addresses of MASTER_ADDR, and the state of the port if one of these addresses belongs to this node.
+    Raises OSError.
+    """
     found = entries_of(address, port)
     addresses = tuple(dict.fromkeys(str(one[4][0]) for one in found))[:MAX_ADDRESSES]
     local = any(_is_local(one[0], one[4]) for one in found[:MAX_ADDRESSES])
@@ -66,7 +69,8 @@ def port_state(port: int, paths: Sequence[Path] = (Path("/proc/net/tcp"), Path("
     """Returns ``listening``; ``taken`` if a connection uses the port, so that no process can listen on it; else
     ``free``.
     """
-    # psutil would keep a row of each connection, however many there are, and look at the descriptors of all processes.
+    # psutil is not used: it would keep a row of each connection, however many there are, and look at the descriptors of
+    # all processes.
     states = {state for path in paths for state in _states(path, port)}
     # Servers set SO_REUSEADDR, so that connections in TIME_WAIT do not keep them from listening.
     return "listening" if _LISTEN in states else "taken" if states - {_TIME_WAIT} else "free"
@@ -86,7 +90,9 @@ def _states(path: Path, port: int) -> Iterator[str]:
 
 
 async def round_trips(addresses: Sequence[str], seconds: float) -> tuple[Reached, ...]:
-    """Returns the shortest round trip to each of ``addresses`` (HOST:PORT), all within ``seconds``."""
+    """Returns the shortest of several round trips to each of ``addresses`` (HOST:PORT), or why there is none. The
+    measurements of all addresses together take at most ``seconds``.
+    """
     gate = asyncio.Semaphore(AT_ONCE)
     limit = time.monotonic() + seconds
 
@@ -118,7 +124,8 @@ async def _round_trip(address: str, seconds: float) -> Reached:
     except asyncio.TimeoutError:
         why = f"no answer within {seconds:.1f} s"
     except OSError as e:
-        # asyncio has its own texts for errors; a resolver's errors have negative numbers.
+        # The text comes from the error number, because asyncio replaces the system's texts. Only a resolver's errors,
+        # whose numbers are negative, keep their own text.
         why = os.strerror(e.errno) if e.errno is not None and e.errno > 0 else e.strerror or str(e)
     return Reached(address, best, "" if best is not None else why)
 

@@ -21,7 +21,8 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]{1,64}\]|[\w.-]{1,255}):(\d{1,5})", r
 
 
 def asked_of(request: pb.PreflightRequest, caller: Caller, known: Container[str]) -> Asked:
-    """Returns the parts that the request asks for. Raises UsageError for values that are too long or are no addresses.
+    """Returns the parts that the request asks for. Raises UsageError for values that are too long, and for peers that
+    are not addresses.
 
     Starting a process needs the scope admin; connecting to addresses that are not ``known`` needs the scope probe. A
     part without its scope is refused, and the facts say so.
@@ -33,7 +34,7 @@ def asked_of(request: pb.PreflightRequest, caller: Caller, known: Container[str]
         if match is None or not 0 < int(match[2]) < 65536:
             raise UsageError(f"{peer[:80]!r} is not HOST:PORT")
     if len(request.job) > MAX_JOB or len(request.master_addr) > MAX_NAME or not 0 <= request.master_port < 65536:
-        raise UsageError("the job or master_addr of the request is too long, or its master_port is no port")
+        raise UsageError("the job or master_addr of the request is too long, or its master_port is not a port")
     refused = _refusal(caller, Scope.ADMIN) if request.python else ""
     # Bytes are sent only to known peers, whatever the caller's scope is.
     bound = request.bandwidth or _refusal(caller, Scope.PROBE)

@@ -34,8 +34,8 @@ __all__ = (
 def _is_imported(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> bool:
     """Returns whether the rows of table ``name`` in ``unit`` were imported from other files.
 
-    When a state directory is copied twice, log parts may be sealed and segments merged in between, so the same rows
-    come in other files. Raises FormatError when only some of the rows may have been imported.
+    When a state directory is copied twice, log parts may be sealed and segments merged in between, so the second copy
+    can have the same rows in other files. Raises FormatError when only some of the rows may have been imported.
     """
     if unit.parts is None or not unit.node:
         return False
@@ -69,10 +69,11 @@ def _is_imported(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> b
     )
 
 
-# The number of rows in one record. An interrupted import goes on at a multiple of it, so it must never change.
+# The number of rows in one record. This number must never change: an interrupted import continues at a multiple of it.
 PIECE_ROWS = 1 << 16
 MAX_PIECE_BYTES = 1 << 27
-# A piece with more bytes, as stacks can have, becomes records of this many rows. This number must not change, either.
+# A piece of more than MAX_PIECE_BYTES, as stacks can have, is split into records of this many rows. This number must
+# not change, either.
 SLICE_ROWS = 1 << 12
 _READ_BYTES = 1 << 20
 _DAY_NS = 86_400_000_000_000
@@ -187,7 +188,8 @@ class _Import:
 
     def _take_good(self, unit: Unit, fd: int, sha: str, older: Sequence[Entry]) -> None:
         if unit.void_from is not None:
-            # The next part decides which records are void, so the same bytes can have other rows before another part.
+            # The part after this part decides which records are void. The same file can therefore yield different rows
+            # when a different part follows it, so the key includes ``void_from``.
             sha = f"{sha}<{unit.void_from}"
         known = self._journal.find(sha)
         if known is not None and known.done:
@@ -203,8 +205,8 @@ class _Import:
             self._done.already += 1
 
     def _spans(self, unit: Unit, fd: int) -> dict[str, Span]:
-        """Returns the span of times of the rows of each table. Decodes the whole file first: no row of a damaged
-        file is imported."""
+        """Returns, for each table, the number of its rows in the file and their first and last ``ts``. Decodes the
+        whole file first: no row of a file that cannot be decoded is imported."""
         if unit.log:
             log = self._decoder.log(fd, unit.void_from)
             for problem in log.problems:
@@ -237,13 +239,13 @@ class _Import:
         return name
 
     def _check_times(self, spans: Mapping[str, Span]) -> None:
-        """Raises FormatError for times at which retention would drop the rows at once, or never."""
+        """Raises FormatError if retention would drop all rows at once, or if rows are more than a day in the future."""
         if max(span.ts_max for span in spans.values()) > self._now_ns + _DAY_NS:
             raise FormatError("it has rows with times more than a day from now")
         if all(span.ts_max < self._now_ns - int(self._kept_s(name) * 1e9) for name, span in spans.items()):
             days = max(map(self._kept_s, spans)) / 86_400
             rows = sum(span.rows for span in spans.values())
-            raise FormatError(f"all {rows} rows are older than the {days:g} days of store.max_age_days: raise it first")
+            raise FormatError(f"all {rows} rows are older than {days:g} days: raise store.max_age_days first")
 
     def _kept_s(self, name: str) -> float:
         limits = self._target.limits
@@ -273,7 +275,7 @@ class _Import:
         return physical_rows(self._target.tables[name], rows)
 
     def _append(self, entry: Entry, rows: dict[str, pa.Table], *, is_last: bool = True) -> None:
-        """Appends a piece, or a slice of a piece; ``is_last``: the piece is complete with it."""
+        """Appends a piece, or a slice of a piece. ``is_last``: the slice completes the piece."""
         if sum(piece.nbytes for piece in rows.values()) > MAX_PIECE_BYTES:
             raise FormatError(f"the rows of one record would have more than {MAX_PIECE_BYTES} bytes")
         batches = {name: piece.combine_chunks().to_batches() for name, piece in rows.items()}

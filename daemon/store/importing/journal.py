@@ -1,8 +1,8 @@
 """The journal of imported files: ``imports.jsonl`` in the state directory, to which lines are only appended.
 
-A file gets a line before its first rows, and a second line once all its rows are synced. Each record of its rows has
-the position of a ring ``import``: the file's number, the number of its pieces in the log, and of slices of the next
-piece. So a record has both the rows and the progress.
+A file gets a line before its first rows, and a second line once all its rows are synced. Each log record with rows of
+the file also has the progress of the import, as the position of a ring named ``import``: the file's number, how many of
+its pieces are in the log, and how many slices of the next piece are in the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ("JOURNAL", "RING", "SLICES", "Entry", "Journal", "Span")
 
 JOURNAL = "imports.jsonl"
 RING = "import"
-# The key of the number of slices in ``rows`` of the position.
+# The key of the number of slices, in the field ``rows`` of the position.
 SLICES = "slices"
 MAX_BYTES = 1 << 28
 
@@ -40,9 +40,11 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """An imported file; ``pieces``: the number of its pieces in the log; ``slices``: of slices of the next piece.
+    """An imported file. ``pieces``: how many of its pieces are in the log. ``slices``: how many slices of the next
+    piece are in the log.
 
-    ``sha``: its SHA-256. ``parts``: the first and last log part of ``node`` from which its rows come, if known.
+    ``sha``: the SHA-256 of the file. For a log part with void records, ``<`` and the first void sequence number follow.
+    ``parts``: the first and last log part of ``node`` from which its rows come, if known.
     """
 
     number: int
@@ -56,7 +58,7 @@ class Entry:
 
 
 class _Line(msgspec.Struct):
-    """A line of the journal: a new entry, or without ``sha`` the progress of the entry ``number``."""
+    """A line of the journal: a new entry if it has ``sha``, otherwise the progress of the entry ``number``."""
 
     number: int
     sha: str = ""
@@ -69,9 +71,7 @@ class _Line(msgspec.Struct):
 
 
 class Journal:
-    """The journal. Not safe for two threads. Raises StoreError when it cannot be written, FormatError when it is
-    damaged.
-    """
+    """The journal. Not thread-safe. Raises StoreError when it cannot be written, FormatError when it is damaged."""
 
     def __init__(self, root: Path, positions: Positions) -> None:
         """Opens the journal. ``positions``: the store's ring positions, which include the progress of the
@@ -90,7 +90,7 @@ class Journal:
         except OSError as e:
             raise self._unwritable(e) from e
         for entry in self._entries.values():
-            # The next file uses the same ring, so the progress of this file goes to the journal.
+            # The next file overwrites this position, so the progress of this file is written to the journal.
             if entry.number == reached.get("map_id") and not entry.done:
                 entry.pieces = int(reached["position"])
                 entry.slices = reached.get("rows", {}).get(SLICES, 0)
@@ -140,7 +140,7 @@ class Journal:
         return StoreError(f"{self._path} cannot be written: {e.strerror or e}", hint=hint)
 
     def _load(self) -> int:
-        """Reads the journal, and returns the bytes of its whole lines. An unfinished last line is ignored."""
+        """Reads the journal, and returns the size of its complete lines in bytes. Ignores an unfinished last line."""
         try:
             data = read_file(self._path, MAX_BYTES)
         except FileNotFoundError:
@@ -151,7 +151,7 @@ class Journal:
         try:
             self._apply(typed_json(_Line, line) for line in data[:whole].splitlines())
         except (ValueError, KeyError) as e:
-            hint = "it prevents double imports: if you delete it, import only files that were never imported"
+            hint = "the file prevents double imports: if you delete it, import only files that were never imported"
             raise FormatError(f"{self._path} is damaged", hint=hint) from e
         return whole
 

@@ -138,7 +138,7 @@ _ALWAYS = ("node", "ts")
 
 
 def check_columns(table: Table, names: Sequence[str]) -> None:
-    """Raises FormatError when a file with these columns cannot have rows of ``table``."""
+    """Raises FormatError when a file with the columns ``names`` cannot have rows of ``table``."""
     given = set(names)
     if table.live:
         raise FormatError(f"{table.name} is made for each query and never stored")

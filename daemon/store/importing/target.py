@@ -29,7 +29,9 @@ class Target:
 
 @contextmanager
 def open_target(target: Target) -> Iterator[Store]:
-    """Opens the store, and closes it as its owner. Raises StateLocked while a daemon uses it."""
+    """Context manager that opens the store, and closes it as the owner of the directory. Raises StateLocked while a
+    daemon uses the directory.
+    """
     try:
         store = Store.open(target.root, node=target.node, limits=target.limits, tables=target.tables, background=False)
     except StateLocked as e:
@@ -42,7 +44,7 @@ def open_target(target: Target) -> Iterator[Store]:
 
 
 def append_losses(store: Store, node: str, now_ns: int) -> None:
-    """Appends the losses that the store reports to probing.losses, as the daemon does."""
+    """Appends a row to probing.losses for each loss that the store reports, as the daemon does."""
     losses = [*store.recovery_losses, *store.take_losses()]
     rows = [
         {
@@ -73,7 +75,7 @@ def check_space(target: Target, store: Store, need: int) -> None:
 
 @contextmanager
 def acting_as(root: Path) -> Iterator[None]:
-    """Acts as the owner of the state directory, so that new files belong to the daemon's user."""
+    """Context manager that acts as the owner of the state directory, so that new files belong to the daemon's user."""
     owner = root.stat()
     if os.geteuid() != 0 or owner.st_uid == 0:
         yield

@@ -21,9 +21,9 @@ from probing.daemon.store.log.records import Record, scan, unpack_header
 
 __all__ = ("LogCache",)
 
-# The most bytes of decoded rows, for all parts together: about one log part of the usual size.
+# The maximum size of the cached rows of all parts together, bytes: about one log part of the usual size.
 MAX_BYTES = 24 << 20
-# If a table has more pieces than this, they are joined; each piece costs DuckDB a batch.
+# The maximum number of pieces of a table in a part. More pieces are joined, because each piece costs DuckDB a batch.
 MAX_PIECES = 16
 
 
@@ -46,7 +46,7 @@ class LogCache:
         key = (path, Path(path).stat().st_ino)
         part = self._parts.pop(key, None) or _Part(path)
         if part.is_ahead(length, tables):
-            # The cache has more rows than this older snapshot.
+            # The cache has rows that this older snapshot lacks, so the part is read without the cache.
             self._parts[key] = part
             return read_part(path, length, tables, known)
         try:

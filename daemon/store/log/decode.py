@@ -1,4 +1,4 @@
-"""Decodes the rows of log parts: only here records become Arrow tables again.
+"""Decodes the rows of log parts. Only this module turns log records into Arrow tables again.
 
 Queries (``cache``), sealing, recovery's checks and ``verify`` all decode through ``StreamDecoder``.
 """
@@ -68,11 +68,12 @@ class StreamDecoder:
             while self._feed.has_more and not self.problem:
                 if self._reader is None:
                     reader = pa.ipc.open_stream(pa.PythonFile(self._feed, mode="r"), options=_OPTIONS)
-                    # Arrow checks only at the first read of the names that they are UTF-8, so they are read here.
+                    # Arrow checks the names of columns for UTF-8 only when they are first read, so this line reads
+                    # them.
                     _ = reader.schema.names
                     self._reader = reader
                 batch = self._reader.read_next_batch()
-                # The validation is full: an index beyond its dictionary would read memory of other data.
+                # The validation is full, because an index beyond its dictionary would read memory of other data.
                 batch.validate(full=True)
                 batches.append(batch)
         except StopIteration:
@@ -114,7 +115,7 @@ class _Feed(io.RawIOBase):
 def read_part(
     path: str | Path, length: int, tables: Collection[str] | None = None, known: Mapping[str, Table] = TABLES
 ) -> LogRows:
-    """Returns the rows in the first ``length`` bytes of the log part ``path``: of ``tables``, or of all.
+    """Returns the rows of ``tables`` (None: of all) in the first ``length`` bytes of the log part ``path``.
 
     Raises FormatError or OSError when the part cannot be opened. Rows before damage inside the part are returned.
     """
@@ -169,7 +170,7 @@ def decode_stream(chunks: Sequence[bytes | memoryview]) -> tuple[pa.Table, str]:
 def chunks_by_table(
     records: Iterable[Record], tables: Collection[str] | None = None
 ) -> dict[str, list[bytes | memoryview]]:
-    """Returns the chunks of ``records`` in order by table: of ``tables``, or of all."""
+    """Returns the chunks of each of ``tables`` (None: of all tables), in the order of ``records``."""
     chunks: dict[str, list[bytes | memoryview]] = {}
     for record in records:
         for chunk in record.chunks:
@@ -181,8 +182,8 @@ def chunks_by_table(
 def log_rows(
     decoded: Iterable[tuple[str, pa.Table, str]], known: Mapping[str, Table], problems: Iterable[str] = ()
 ) -> LogRows:
-    """Returns the rows of ``decoded``, (table, rows, problem), in the physical schemas of ``known``, and its problems
-    after ``problems``.
+    """Returns the rows of ``decoded``, tuples (table, rows, problem), in the physical schemas of ``known``. The
+    problems of ``decoded`` are appended to ``problems``.
     """
     tables: dict[str, pa.Table] = {}
     lines = list(problems)

@@ -1,5 +1,5 @@
-"""Log parts, the files of the write-ahead log: appends records to the newest part, and scans the parts that exist at a
-start.
+"""Log parts, the files of the write-ahead log: appends records to the newest part, and scans the parts that exist when
+the daemon starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ __all__ = ("TORN", "WAL_DIR", "Part", "PartWriter", "ScannedPart", "part_number"
 
 WAL_DIR = "wal"
 TORN = "the last record was not written to its end"
-# Numbers up to MAX_PART, which no store reaches. After a larger number the next part might have no valid name.
+# File names with numbers up to MAX_PART. Larger numbers do not match, because the number of the next part might not fit
+# into a file name.
 _NAME = re.compile(r"(0\d{11})\.wal", re.ASCII)
 
 
@@ -41,8 +42,9 @@ def part_number(name: str) -> int | None:
 class Part(NamedTuple):
     """A log part up to its last good record.
 
-    ``length``: its length in bytes. ``raw_bytes``: the size of its batches before compression. ``rows``: number of rows
-    by table. ``next_sequence`` and ``positions``: their values after its last record.
+    ``length``: its length in bytes. ``raw_bytes``: the size of its batches before compression. ``rows``: the number of
+    rows by table. ``next_sequence``: the sequence number that follows its last record. ``positions``: the ring
+    positions of its last record, or of its header if it has no record.
     """
 
     number: int
@@ -88,8 +90,8 @@ class PartWriter:
     ) -> None:
         """Writes one record.
 
-        Raises OSError, InternalError for batches without the schemas of their tables, FormatError for too large
-        batches.
+        Raises OSError, InternalError for batches without the schemas of their tables, FormatError for batches that are
+        too large.
         """
         part = self.part
         chunks = self._streams.encode(batches)
@@ -97,7 +99,8 @@ class PartWriter:
         try:
             write_all(self._files, self.fd, record)
         except OSError:
-            # If a whole record stays in the file, it is void: the next part starts with its sequence number.
+            # If the whole record stays in the file all the same, it is void: the next part starts with its sequence
+            # number.
             with contextlib.suppress(OSError):
                 self._files.truncate(self.fd, part.length)
             raise
@@ -114,10 +117,10 @@ class PartWriter:
 
 
 class ScannedPart(NamedTuple):
-    """A part as a start of the daemon reads it, with ``size`` bytes.
+    """A part of ``size`` bytes, as the daemon reads it when it starts.
 
-    ``problem``: why bytes after ``part.length`` were rejected; empty if there are none, or only voided records.
-    ``voided``: the number of void records: the next part starts with their sequence numbers.
+    ``problem``: why bytes after ``part.length`` were rejected; empty if no bytes follow, or only void records.
+    ``voided``: the number of void records, whose sequence numbers the next part uses again.
     ``last_clock``: the clocks at the last good record.
     """
 

@@ -163,9 +163,9 @@ def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positi
 
 
 def scan(data: bytes | memoryview, start: int) -> Iterator[Record]:
-    """Yields the records from offset ``start``, the begin of a record, to the first bad record or the end of ``data``.
+    """Yields the records from offset ``start``, where a record begins, to the first bad record or the end of ``data``.
 
-    The good bytes end at ``end`` of the last record.
+    The good bytes end at the field ``end`` of the last record.
     """
     view = memoryview(data)
     sequence: int | None = None
@@ -211,7 +211,8 @@ def _unpack(view: memoryview, start: int) -> Record | None:
 def _raw(stored: memoryview, raw_len: int, codec: int) -> memoryview | None:
     if codec == _PLAIN:
         return stored if len(stored) == raw_len else None
-    # Larger bodies are never compressed, so that a few bytes cannot ask for much memory.
+    # The writer compresses only bodies below COMPRESS_BELOW. A larger raw length is refused: a small damaged record
+    # must not make the reader allocate much memory.
     if codec != _ZSTD or raw_len >= COMPRESS_BELOW:
         return None
     try:

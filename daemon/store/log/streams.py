@@ -43,8 +43,8 @@ class StreamWriters:
         return chunks
 
     def outdated(self, names: Iterable[str]) -> bool:
-        """Returns whether any of the tables ``names`` has another schema than at the begin of its stream: tables of
-        users can get columns.
+        """Returns whether the schema of any of the tables ``names`` has changed since its stream began: a table of a
+        user can get new columns.
         """
         begun = ((self._streams[name].schema, self._schema(name)) for name in names if name in self._streams)
         return any(was is not now and was != now for was, now in begun)
@@ -61,7 +61,7 @@ class _Stream:
         self.schema = schema
         self._names = {i: _Names(f.type) for i, f in enumerate(schema) if isinstance(f.type, pa.DictionaryType)}
         self._out = Gathered()
-        # Arrow writes each buffer and its padding separately: the buffered stream joins most of these calls.
+        # Arrow writes each buffer and its padding separately. The buffered stream joins most of these writes.
         self._sink = pa.BufferedOutputStream(pa.PythonFile(self._out, mode="w"), 1 << 16)
         self._writer = pa.ipc.new_stream(self._sink, schema, options=_OPTIONS)
 
@@ -76,7 +76,9 @@ class _Stream:
 
 
 class _Names:
-    """The dictionary of one column in one stream. It only grows, so Arrow writes only the new values (a delta)."""
+    """The dictionary of one column in one stream. The dictionary only grows, so Arrow writes only the new values (a
+    delta).
+    """
 
     def __init__(self, kind: pa.DictionaryType[Any, Any, Any]) -> None:
         self._kind = kind
@@ -90,7 +92,8 @@ class _Names:
         return pa.DictionaryArray.from_arrays(indices, self._values, safe=False)
 
     def _moved(self, dictionary: pa.Array[Any]) -> pa.Array[Any] | None:
-        # None: the codes need no change. Batches of a source share a dictionary, so the last dictionary is cached.
+        # Returns None if the codes need no change. Batches of a source share a dictionary, so the last dictionary is
+        # cached.
         if self._seen is not None and self._seen[0].equals(dictionary):
             return self._seen[1]
         names = dictionary.to_pylist()

@@ -1,7 +1,7 @@
-"""Compaction: chooses small neighbouring segments and merges them, a little at each turn.
+"""Compaction: chooses small neighbouring segments and merges them, for a short time in each round of maintenance.
 
-Under load sealing makes a segment of each table every few seconds. Neighbours are merged once they have together many
-times the size of the largest neighbour. So each row is rewritten two or three times until its segment is full.
+Under load, sealing makes a segment of each table every few seconds. Neighbours are merged once their total size is many
+times the size of the largest of them. So each row is rewritten two or three times until its segment is full.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = (
 )
 
 # A merged segment has at least this many times the bytes and rows of its largest source, so that a row is rewritten
-# only as often as the logarithm of the segment's size. Rows count, too, as the smallest files are mostly footer.
+# only as often as the logarithm of the segment's size. Rows count, too, because the smallest files are mostly footer.
 _GROWTH = 10
-# The most rows of a merged segment: about twenty seconds of work.
+# The maximum number of rows in a merged segment: merging them takes about twenty seconds.
 _MAX_ROWS = 1 << 25
-# The most sources of one merge; the next merge gets the rest.
+# The maximum number of sources of one merge; the next merge gets the rest.
 _MAX_SOURCES = 64
 # Replaces _GROWTH for a day that is over, so that its last small segments are merged as well.
 _COLD_GROWTH = 2
 _COLD_S = 3_600
 _DAY_S = 86_400
-# One segment may have 1/_SHARE of its table's limits, because retention drops whole segments.
+# A merged segment may use at most 1/_SHARE of its table's limits, because retention drops whole segments.
 _SHARE = 8
 
 
@@ -51,8 +51,9 @@ def choose(
 ) -> tuple[Segment, ...]:
     """Returns neighbours to merge, in order; empty when no merge is worth its cost.
 
-    ``now_ns`` is UTC. ``first_part`` is the first sealed log part whose file still exists: segments of it or of later
-    parts are not merged, so that a start knows which log parts a segment replaces. ``unfit``: paths to leave out.
+    ``now_ns`` is UTC. ``first_part`` is the first sealed log part whose file still exists: segments with rows of this
+    part or of later parts are not merged, so that the next start knows which log parts a segment replaces. ``unfit``:
+    paths to leave out.
     """
     folders: dict[str, list[Segment]] = {}
     for segment in segments:
@@ -100,7 +101,9 @@ def _stretches(
 
 
 def _run(stretch: Sequence[Segment], most: int, span_ns: int, growth: int) -> list[Segment]:
-    """Returns the longest sequence from the first segment on that is worth a merge; empty if no merge is."""
+    """Returns the longest sequence of segments that starts with the first segment and is worth a merge; empty if there
+    is none.
+    """
     best = size = rows = largest = longest = 0
     since, until = stretch[0].ts_min, stretch[0].ts_max
     for count, segment in enumerate(stretch, 1):
@@ -109,7 +112,8 @@ def _run(stretch: Sequence[Segment], most: int, span_ns: int, growth: int) -> li
         rows, longest = rows + segment.rows, max(longest, segment.rows)
         if size > most or rows > _MAX_ROWS or (count > 1 and until - since > span_ns):
             break
-        # A full segment may be made directly of segments that have up to a quarter of its size.
+        # A merge that makes a full segment is worth its cost even below ``growth``, if each source has at most a
+        # quarter of the maximum size.
         full = (size * 2 > most and largest * 4 <= most) or (rows * 2 > _MAX_ROWS and longest * 4 <= _MAX_ROWS)
         if count > 1 and (full or (size >= largest * growth and rows >= longest * growth)):
             best = count
@@ -127,8 +131,8 @@ def _is_over(path: str, now_ns: int) -> bool:
 class _Merge:
     """Merges ``sources``, segments of one table and date that are consecutive in ``parts``.
 
-    Each row group has the rows of consecutive log parts in the table's order, so its statistics are as narrow in time
-    as those of the sources. After an error only ``abort`` may be called.
+    Each row group has the rows of consecutive log parts in the table's order, so the statistics of the row group cover
+    as little time as the statistics of the sources. After an error only ``abort`` may be called.
     """
 
     def __init__(self, context: StoreContext, sources: Sequence[Segment]) -> None:
@@ -145,7 +149,7 @@ class _Merge:
         return self.sources[0].parts[0], self.sources[-1].parts[1]
 
     def step(self) -> Segment | None:
-        """Merges one more row group. Returns None, or after the last row group the new segment, renamed and synced.
+        """Merges one more row group. Returns the new segment, renamed and synced, after the last row group; else None.
 
         Raises FormatError when a source is damaged or the sources do not fit together, OSError, WorkerFailed.
         """
@@ -186,7 +190,7 @@ class _Merge:
             self._made = step
             return
         if not isinstance(step, Data):
-            raise FormatError(f"a merging task answered {type(step).__name__}")
+            raise FormatError(f"a merging task sent an unexpected message: {type(step).__name__}")
         if self._file is None:
             date = self.sources[0].path.split("/")[1].removeprefix("date=")
             path = segment_path(self.sources[0].table, date, self._parts)
@@ -215,13 +219,14 @@ class _Merge:
         )
 
 
-# The time for one turn, ns.
+# After this time, ns, ``turn`` starts no further step of a merge.
 _TURN_NS = 500_000_000
 # The pause after a merge that failed, ns.
 _REST_NS = 60 * 1_000_000_000
-# While nothing changes, segments to merge are searched this often, ns: the search takes 12 ms for 3,000 segments.
+# The interval of searches for segments to merge while nothing changes, ns. A search takes 12 ms for 3,000 segments.
 _SEARCH_NS = 60 * 1_000_000_000
-# If a merge fails in the worker this often in a row, its segments are checked; good segments stay as they are.
+# The number of consecutive failures in the worker after which the segments of the merge are checked. If all segments
+# are good, no later merge uses them.
 _MAX_FAILURES = 3
 
 
@@ -237,17 +242,18 @@ class Compactor:
         self._merge: _Merge | None = None
         # Paths of good segments that do not fit together.
         self._unfit: set[str] = set()
-        # The time until which no merge is tried, CLOCK_MONOTONIC ns.
+        # No merge is tried before this time, CLOCK_MONOTONIC ns.
         self._rest_until_ns = 0
-        # What the last search that found nothing depended on.
+        # The inputs of the last search if it found nothing. With the same inputs the search is not repeated.
         self._nothing: object = None
-        # Merges in a row that ended or blocked the worker process.
+        # The number of consecutive merges that crashed or hung the worker process.
         self._failures = 0
 
     def turn(self) -> int:
         """Merges for half a second; returns the number of finished merges.
 
-        A failed merge is in the state's ``problems`` and is tried again later; it loses no row.
+        A failed merge loses no row. Merging is tried again later; an OSError, unless the disk is full, is in the
+        state's ``problems`` until a merge succeeds.
         """
         start = self._context.clock.pair().mono_ns
         finished = 0
@@ -284,7 +290,8 @@ class Compactor:
     def _has_merge(self) -> bool:
         merge = self._merge
         if merge is not None:
-            # Retention and damage remove segments at any time, and other writers use space.
+            # Retention and damage remove segments at any time, and other programs use up space, so both are checked at
+            # each step.
             present = all(self._state.segment(s.path) is s for s in merge.sources)
             if present and self._space.room() >= _size(merge.sources) - merge.written:
                 return True
@@ -319,7 +326,7 @@ class Compactor:
     def _check_sources(self, reason: str) -> None:
         sources = self._merge.sources if self._merge else ()
         self.stop()
-        # Damaged input segments are set aside; the others then follow each other, and can be merged.
+        # Damaged sources are set aside. The good sources then become neighbours and can be merged.
         bad = [s for s in sources if self._quarantine.check(s.path, reason)]
         known = {s.path for s in self._state.segments}
         if not bad and known.issuperset(s.path for s in sources):

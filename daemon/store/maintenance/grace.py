@@ -1,7 +1,7 @@
 """Delays new, stricter limits, so that a wrong limit can be taken back before it deletes rows.
 
-The delay passes only while the store is open. CLOCK_BOOTTIME measures it, so a jump of the wall clock does not end it.
-Waiting limits are in ``limits.json``, and continue to wait after a restart.
+The delay passes only while the store is open. CLOCK_BOOTTIME measures the delay, so a jump of the wall clock does not
+end it. Delayed limits are kept in ``limits.json``, and stay delayed after a restart.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class _Kept(TypedDict):
 
 
 class Grace:
-    """The waiting limits. ``Space`` owns this object and calls it in one thread at a time. ``problem``: why the file
-    cannot be written.
+    """The limits that are still delayed. ``Space`` owns this object and calls it from one thread at a time.
+    ``problem``: why the file cannot be written.
     """
 
     def __init__(self, files: Files, root: Path, boot_ns: int) -> None:
@@ -70,9 +70,10 @@ class Grace:
         self.problem = ""
 
     def in_force(self, wanted: StoreLimits, boot_ns: int) -> StoreLimits:
-        """Returns the limits that apply now: ``wanted``, except that a new, stricter limit still has its earlier value.
+        """Returns the limits that apply now: ``wanted``, but with the previous value of each limit that became
+        stricter, until the delay of that limit has passed.
 
-        ``boot_ns`` is CLOCK_BOOTTIME. The limits of the first call count as old, unless the file has others.
+        ``boot_ns`` is CLOCK_BOOTTIME. The limits of the first call apply at once, unless the file has earlier limits.
         """
         passed_s, self._boot_ns = max(0, boot_ns - self._boot_ns) / 1e9, boot_ns
         if wanted.grace_s <= 0:
@@ -115,7 +116,8 @@ class Grace:
             waiting = self._waiting.pop(name, None)
             kept = waiting.kept if waiting else old
             if new < kept:
-                # A waiting limit that becomes even stricter begins a new wait; otherwise its wait goes on.
+                # If a limit that is still delayed becomes even stricter, its delay starts again; otherwise the delay
+                # continues.
                 self._waiting[name] = waiting if waiting and new >= old else _Waiting(kept, grace_s)
         return True
 
@@ -126,7 +128,7 @@ class Grace:
         except FileNotFoundError:
             return
         except (OSError, FormatError, ValueError):
-            # The store opens even with a damaged file; then its limits count as old.
+            # The store opens even with a damaged file. Then the limits of the first call apply at once.
             self._wanted, self._waiting = None, {}
 
     def _write(self) -> None:

@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 
 class ManifestEditor:
-    """Edits the manifest. Safe for any thread. ``lock`` is held during an edit and the corresponding change of state.
+    """Edits the manifest. Thread-safe. ``lock`` is held during an edit and the corresponding change of state.
 
-    A failed edit is in ``state.problems`` until an edit succeeds.
+    The error of a failed edit is in ``state.problems`` until an edit succeeds.
     """
 
     def __init__(self, context: StoreContext, manifest: Manifest, aside: SetAside) -> None:
@@ -59,13 +59,13 @@ class ManifestEditor:
         return True
 
     def add_leftovers(self, paths: Iterable[Path]) -> None:
-        """Requests that ``paths`` are removed after the next edit, unless the manifest names them then."""
+        """Requests that ``paths`` are removed after the next edit, except paths that the manifest names by then."""
         with self.lock:
             self._leftovers.update(paths)
 
     def is_written(self, segment: Segment) -> bool:
-        """Returns whether the file of a new ``segment`` is there. An earlier attempt may have used the same name, and
-        then another thread's edit removes the file of both. Holds only while ``lock`` is held.
+        """Returns whether the file of a new ``segment`` exists. If an earlier attempt used the same name, another
+        thread's edit may have removed the file as a leftover. The answer is valid only while ``lock`` is held.
         """
         try:
             return self._context.files.size(self._root / segment.path) == segment.size
@@ -85,7 +85,8 @@ class ManifestEditor:
         self.try_commit()
 
     def replace(self, sources: Sequence[Segment], merged: Segment) -> bool:
-        """Puts ``merged`` in place of ``sources`` in one edit. Returns False if a source is gone meanwhile.
+        """Puts ``merged`` in place of ``sources`` in one edit. Returns False if a source, or the file of ``merged``,
+        was removed meanwhile.
 
         In that case, and after an OSError, ``merged`` is removed once it is certain that the manifest does not name it.
         """

@@ -31,8 +31,8 @@ __all__ = (
 
 @dataclass(slots=True)
 class _Salvaged:
-    """The result of salvaging. ``segment``: the segment of the good rows, None if no row is good. ``losses``: the other
-    rows. ``written``: the file of ``segment``.
+    """The result of salvaging. ``segment``: the segment of the good rows, None if no row is good. ``losses``: the rows
+    that are lost. ``written``: the file of ``segment``.
     """
 
     segment: Segment | None = None
@@ -41,8 +41,8 @@ class _Salvaged:
 
 
 def salvage(context: StoreContext, damaged: Segment, problem: str) -> _Salvaged:
-    """Salvages the readable rows of ``damaged``, and returns the result. ``problem``: what is wrong with it. Rows that
-    cannot be read are losses.
+    """Salvages the readable rows of ``damaged``, and returns the result. ``problem``: what is wrong with ``damaged``.
+    Rows that cannot be read are losses.
 
     Raises OSError and WorkerFailed if the segment is not the cause: another try may succeed.
     """
@@ -97,7 +97,7 @@ def _group_loss(damaged: Segment, lost: LostGroup) -> Loss:
     reason = f"row group {lost.group} is set aside: {lost.reason}"
     times = (damaged.ts_min, damaged.ts_max)
     if lost.ts_min is not None and lost.ts_max is not None:
-        # The damage may be in the footer, so its times are not trusted.
+        # The damage may be in the footer, so the times from the footer are not trusted.
         times = (max(times[0], lost.ts_min), min(times[1], lost.ts_max))
     return _loss(damaged, reason, min(damaged.rows, max(0, lost.rows)), times)
 
@@ -108,12 +108,12 @@ def _loss(damaged: Segment, reason: str, rows: int, times: tuple[int, int] | Non
 
 
 _SCRUB_INTERVAL_NS = 24 * 3_600 * 1_000_000_000
-# The bytes of segments that each call of ``scrub`` checks on average.
+# Each call of ``scrub`` checks at most this many bytes of segments on average.
 _SCRUB_BYTES = 16 << 20
 
 
 class Quarantine:
-    """Checks segments and sets bad segments aside. Safe for any thread."""
+    """Checks segments and sets bad segments aside. Thread-safe."""
 
     def __init__(self, context: StoreContext, editor: ManifestEditor) -> None:
         self._context = context
@@ -122,7 +122,7 @@ class Quarantine:
         self._unchecked = deque(s.path for s in context.state.segments)
         self._scrubbed_ns = context.clock.pair().mono_ns
         self._scrub_bytes = 0
-        # The paths that a thread salvages now.
+        # The paths of the segments that are being salvaged now.
         self._salvaging: set[str] = set()
 
     def check_all(self) -> list[str]:
@@ -145,8 +145,8 @@ class Quarantine:
         self.check(path, "")
 
     def check(self, path: str, suspicion: str) -> str:
-        """Checks the segment ``path``, and sets it aside if it is bad. Returns its problem; empty if it is good or
-        gone.
+        """Checks the segment ``path``, and sets it aside if it is bad. Returns the problem of the segment; empty if the
+        segment is good or gone.
 
         ``suspicion`` is the reader's error that led to the check.
         """
@@ -158,7 +158,7 @@ class Quarantine:
             return ""
         with self._editor.lock:
             if path in self._salvaging:
-                # Two threads would write the same file.
+                # Another thread already salvages the segment; both would write the same file.
                 return problem
             self._salvaging.add(path)
         try:
@@ -173,7 +173,7 @@ class Quarantine:
         try:
             salvaged = salvage(self._context, segment, f"{problem} ({suspicion})" if suspicion else problem)
         except (OSError, WorkerFailed) as e:
-            self._state.problems[_subject(path)] = f"the segment {path} is damaged, and set aside later: {e}"
+            self._state.problems[_subject(path)] = f"the segment {path} is damaged, and will be set aside later: {e}"
             with self._editor.lock:
                 if path not in self._unchecked:
                     self._unchecked.append(path)
@@ -181,7 +181,7 @@ class Quarantine:
         self._state.problems.pop(_subject(path), None)
         with self._editor.lock:
             self._editor.add_leftovers(salvaged.written)
-            # The segment may have been dropped meanwhile, or merged with others.
+            # The segment may have been dropped meanwhile, or merged with other segments.
             if self._state.segment(path) is not segment:
                 self._editor.try_commit()
                 return ""

@@ -1,4 +1,6 @@
-"""Seals closed log parts once there are enough: a worker decodes them, and the segments that it sends are written."""
+"""Seals closed log parts once enough of them wait: a worker process decodes the parts and sends segments, and this
+module writes the segments to files.
+"""
 
 from __future__ import annotations
 
@@ -117,10 +119,10 @@ class _Writing:
                 self._sealed.segments.append(made_segment(self._table, self._file.path, self._numbers, step))
                 self._file = None
             case _:
-                raise FormatError(f"a sealing task answered {type(step).__name__}")
+                raise FormatError(f"a sealing task sent an unexpected message: {type(step).__name__}")
 
     def check(self) -> None:
-        """Raises FormatError unless all decoded rows are in segments."""
+        """Raises FormatError if decoded rows are missing from the segments."""
         if self._file is not None or any(self._left.values()):
             raise FormatError(f"log parts {self._numbers} have decoded rows that are in no segment")
 
@@ -154,12 +156,12 @@ def _losses(part: Part, rows: Mapping[str, int], reason: str, start: int, end: i
 
 
 _MAX_CLOSED_PARTS = 16
-# While this many times part_bytes wait to be sealed, merging waits.
+# Sealing is behind while at least this many times part_bytes wait to be sealed.
 _BEHIND_PARTS = 3
 
 
 class Sealer:
-    """Seals log parts. Safe for any thread."""
+    """Seals log parts. Thread-safe."""
 
     def __init__(self, context: StoreContext, editor: ManifestEditor, space: Space) -> None:
         self._context = context

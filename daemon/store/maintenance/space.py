@@ -1,6 +1,6 @@
 """Keeps the store within its limits of space and age, and decides whether there is space to append and to merge.
 
-The age of rows is measured by a special clock: rows do not become old at once when the wall clock jumps ahead.
+``_AgeClock`` measures the age of rows: rows do not become old at once when the wall clock jumps ahead.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ __all__ = (
 # The wall clock may run ahead of the kernel's clock by _JUMP_NS. A longer jump is ignored for _DOUBT_NS.
 _JUMP_NS = 300 * 1_000_000_000
 _DOUBT_NS = 24 * 3_600 * 1_000_000_000
-# A longer time than this from one stored segment to the next is a jump; a segment spans some hours at most.
+# A longer time than this between the last rows of consecutive segments is a jump of the clock, because a segment spans
+# at most some hours.
 _GAP_NS = 24 * 3_600 * 1_000_000_000
 
 
 class _AgeClock:
-    """The clock for the age of rows. It starts from the times of the ``stored`` segments. Not safe for two threads."""
+    """The clock for the age of rows. It starts from the times of the ``stored`` segments. Not thread-safe."""
 
     def __init__(self, stored: Iterable[Segment], pair: ClockPair) -> None:
         self._steady = min(_steady_time(stored) or pair.real_ns, pair.real_ns)
@@ -39,8 +40,8 @@ class _AgeClock:
         self._doubted_since: int | None = None
 
     def now(self, pair: ClockPair) -> int:
-        """Returns the time by which rows expire, UTC ns. If the clock jumps ahead, also while no daemon runs, the new
-        time is used only after it has lasted for a day.
+        """Returns the present time for the age of rows, UTC ns. If the wall clock jumps ahead, even while no daemon
+        runs, the new time is used only after the jump has lasted for a day.
         """
         self._steady += pair.boot_ns - self._boot
         self._boot = pair.boot_ns
@@ -58,9 +59,10 @@ class _AgeClock:
 
 
 def _steady_time(segments: Iterable[Segment]) -> int:
-    """Returns the time when the last of ``segments`` was written, UTC ns. Ignores jumps ahead that lasted under a day.
+    """Returns the time when the last of ``segments`` was written, UTC ns. Ignores jumps ahead that lasted less than a
+    day.
 
-    0 if there are no segments.
+    Returns 0 if there are no segments.
     """
     steady = before = 0
     lasted: int | None = None
@@ -78,7 +80,7 @@ def _steady_time(segments: Iterable[Segment]) -> int:
     return steady
 
 
-# A time ahead of the clock by up to this much counts as right, ns.
+# The maximum time by which a valid ``ts`` is ahead of the clock, ns.
 _AHEAD_NS = 60 * 1_000_000_000
 
 
@@ -87,9 +89,10 @@ def to_drop(
 ) -> list[Segment]:
     """Returns the segments to drop, oldest first.
 
-    ``now_ns`` is UTC. A segment with later times, which are wrong, counts as old as the log parts before it.
-    ``other_bytes``: bytes that the store uses for other files than segments; ``free_bytes``: free space of the file
-    system, including dropped files that snapshots still hold; ``need``: bytes that must fit in addition.
+    ``now_ns`` is UTC. A last ``ts`` of more than _AHEAD_NS after ``now_ns`` is not trusted: instead, such a segment
+    gets the newest valid ``ts`` of the segments written before it. ``other_bytes``: bytes that the store uses for files
+    other than segments; ``free_bytes``: free space of the file system, including dropped files that snapshots still
+    hold; ``need``: bytes of space that the next write needs.
     """
     left = sorted(_by_part(segments, now_ns), key=lambda pair: (pair[0], pair[1].parts, pair[1].path))
     dropped: list[Segment] = []
@@ -115,10 +118,13 @@ def to_drop(
 
 
 def _by_part(segments: Iterable[Segment], now_ns: int) -> Iterator[tuple[int, Segment]]:
-    """Yields each segment with the time when it was written, UTC ns: its last ``ts``, unless that is in the future."""
+    """Yields each segment with the time when it was written, UTC ns: its last ``ts``. If this ``ts`` is in the future,
+    the newest valid ``ts`` of the segments before it is used instead.
+    """
     in_order = sorted(segments, key=lambda s: s.parts)
     right = [s.ts_max <= now_ns + _AHEAD_NS for s in in_order]
-    # Segments before the first segment with right times were written before it.
+    # Segments before the first segment with a valid ``ts`` get the age of that segment, because they were written
+    # before it.
     newest = next((s.ts_max for s, is_right in zip(in_order, right, strict=True) if is_right), now_ns)
     for segment, is_right in zip(in_order, right, strict=True):
         if is_right:
@@ -126,14 +132,14 @@ def _by_part(segments: Iterable[Segment], now_ns: int) -> Iterator[tuple[int, Se
         yield segment.ts_max if is_right else newest, segment
 
 
-# The share of max_bytes that corrupt/ may use: 1/20.
+# The folder corrupt/ may use 1/20 of max_bytes.
 _ASIDE_SHARE = 20
-# While nothing changes, old segments are searched this often, ns: the search takes 5 ms for 3,000 segments.
+# The interval of searches for old segments while nothing changes, ns. A search takes 5 ms for 3,000 segments.
 _SEARCH_NS = 10 * 1_000_000_000
 
 
 class Space:
-    """Keeps the store within its limits. Safe for any thread. Sets ``state.full`` while nothing may be appended."""
+    """Keeps the store within its limits. Thread-safe. Sets ``state.full`` while a limit forbids appending."""
 
     def __init__(self, context: StoreContext, limits: StoreLimits, editor: ManifestEditor, aside: SetAside) -> None:
         self._context = context
@@ -143,13 +149,15 @@ class Space:
         self._age = _AgeClock(context.state.segments, context.clock.pair())
         self._grace = Grace(context.files, context.root, context.clock.pair().boot_ns)
         self._aside_bytes = -1
-        # What the last search that found no segment to drop depended on, apart from space.
+        # The inputs, apart from space, of the last search, if that search found no segment to drop.
         self._nothing: object = None
         self.set_limits(limits)
 
     @property
     def limits(self) -> StoreLimits:
-        """The limits that apply now on this file system: new, stricter limits apply after their grace."""
+        """The limits that apply now on this file system: a new, stricter limit applies only after its delay
+        (``grace_s``).
+        """
         return self._limits
 
     def set_limits(self, limits: StoreLimits) -> None:
@@ -181,7 +189,8 @@ class Space:
         state = self._state
         with self._editor.lock:
             try:
-                # Files that only snapshots hold count as free: otherwise each turn would drop as many bytes again.
+                # Files that only snapshots hold count as free: otherwise each round would drop more segments for the
+                # same bytes.
                 free = self._free()[0] + state.held_bytes
                 self._follow()
                 now = self._age.now(self._context.clock.pair())
@@ -225,16 +234,19 @@ class Space:
         return ""
 
     def room(self) -> int:
-        """Returns the bytes that a merge may use without coming near a limit; may be negative. Raises OSError."""
+        """Returns the bytes that a merge may use without coming near a limit; the number may be negative. Raises
+        OSError.
+        """
         limits = self._limits
         room = limits.max_bytes - self._used() - self._state.held_bytes
         return min(room, self._free()[0] - limits.keep_free_bytes - limits.part_bytes)
 
     def drop_oldest(self, need: int) -> bool:
-        """Drops the oldest segments, ``need`` bytes of them. Returns False if there is no segment to drop.
+        """Drops the oldest segments until they add up to ``need`` bytes. Returns False if there is no segment to drop.
 
         For use after a write failed for lack of space: the free space does not show a quota or reserved blocks. Files
-        that only snapshots hold are part of ``need``: otherwise each failure would drop as many bytes again.
+        that only snapshots hold are subtracted from ``need``: otherwise each failure would drop more segments for the
+        same bytes.
         """
         with self._editor.lock:
             need -= self._state.held_bytes
@@ -275,7 +287,8 @@ class Space:
         return on_file_system(limits, size)
 
     def _set_full(self, excess: str) -> None:
-        # The drain logs a full store: its writes also fail on a disk that has free space only for root.
+        # A full store is not logged here. The drain logs it, because only a failed write shows that the remaining free
+        # space is reserved for root.
         state = self._state
         state.problems.pop("full", None)
         state.full = bool(excess)

@@ -40,9 +40,10 @@ class Directory(NamedTuple):
 
 @dataclass(slots=True)
 class Recovered:
-    """The result of recovery. ``parts``: log parts that are not sealed yet, oldest first. ``torn``: the number of last
-    records that were cut short; they were never acknowledged, so they are no losses. ``foreign``: files that are not
-    ours, which are left alone. ``degraded``: why the manifest cannot be written, or empty."""
+    """The result of recovery. ``parts``: log parts that are not sealed yet, oldest first. ``torn``: the number of log
+    parts that were cut short while they were written. The unfinished records were never acknowledged, so they are not
+    losses. ``foreign``: files that do not belong to the store, which are left alone. ``degraded``: why the manifest
+    cannot be written, or empty."""
 
     manifest: Manifest
     parts: list[Part] = field(default_factory=list)

@@ -1,7 +1,8 @@
-"""Recovers a state directory at the start, whatever is in it: the manifest, its segments, and the log with its bad
+"""Recovers a state directory at the start, whatever its condition: the manifest, its segments, and the log with its bad
 tails and gaps.
 
-Only a newer format makes a start fail. Bad files are set aside in ``corrupt/``, and their rows are losses.
+Damaged files do not make a start fail. A start fails only for a newer format, or if the directory cannot be read. Bad
+files are set aside in ``corrupt/``, and their rows are losses.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def _scan_log(directory: Directory, numbers: Sequence[int], recovered: Recovered
                 directory.aside.move(path)
             continue
         while part.voided > 1:
-            # A failure writes at most one record twice. Parts that share more are of two logs: one is a stranger.
+            # A failure writes at most one record twice. Parts that share more sequence numbers belong to two logs, so
+            # one of the parts comes from another store.
             stranger = scanned.pop(0) if part.header.node == directory.node else part
             _send_away(directory, stranger, recovered)
             if stranger is part:
@@ -90,7 +92,7 @@ def _take_parts(recovered: Recovered, damaged: bool, scanned: Sequence[ScannedPa
 
 def _send_away(directory: Directory, part: ScannedPart, recovered: Recovered) -> None:
     now, number = directory.clock.pair().real_ns, part.part.number
-    reason = f"log part {number} is of another store, of node {part.header.node[:80]}"
+    reason = f"log part {number} belongs to another store, of node {part.header.node[:80]}"
     recovered.losses.append(Loss("store", "", "log", reason, now, now))
     with contextlib.suppress(OSError):
         directory.aside.move(part.part.path)
@@ -113,7 +115,7 @@ def _cut_tail(directory: Directory, part: ScannedPart, recovered: Recovered) -> 
 
 
 def _same_boot(directory: Directory, recovered: Recovered) -> bool:
-    # If the machine was booted since, the power may have failed: acknowledged records that were not synced may be lost.
+    # The cause of a reboot may have been a power failure, which can lose acknowledged records that were not synced.
     return recovered.manifest.state.boot_id in ("", directory.clock.boot_id)
 
 
@@ -153,7 +155,7 @@ def _drop_bad_segments(directory: Directory, recovered: Recovered, on_disk: Coll
 
 def _adopt(directory: Directory, state: LoadedManifest, on_disk: Collection[str], parts: Collection[int]) -> int:
     described = []
-    # A segment comes before the segment of its good rows.
+    # The order puts a damaged segment before the segment that was salvaged from it.
     for path in sorted(set(on_disk) - set(state.segments), key=lambda path: path.removesuffix(".parquet")):
         with contextlib.suppress(FormatError, OSError):
             described.append(describe_segment(directory.files, directory.root, path))
@@ -163,7 +165,7 @@ def _adopt(directory: Directory, state: LoadedManifest, on_disk: Collection[str]
     places = {_place(segment) for segment in state.segments.values() if not _problem(directory, segment, on_disk)}
     adopted = []
     for segment in described:
-        # A kill can leave both a damaged segment and the segment of its good rows.
+        # A kill can leave both a damaged segment and the segment of its good rows: only one of them is added.
         if segment.parts[1] <= state.sealed_to and _place(segment) not in places:
             places.add(_place(segment))
             adopted.append(segment)
@@ -177,12 +179,13 @@ def _adopt(directory: Directory, state: LoadedManifest, on_disk: Collection[str]
 
 
 def _place(segment: Segment) -> tuple[str, tuple[int, int]]:
-    """Returns the folder and the log parts of ``segment``: only one segment has the rows of both."""
+    """Returns the folder and the log parts of ``segment``. Only one segment may have the rows of such a pair."""
     return segment.path.rpartition("/")[0], segment.parts
 
 
 def _sealed_to(segment: Segment, parts: Collection[int]) -> int:
-    # A part is removed once the manifest names its segments, and its segments are merged only after that.
+    # A part is removed once the manifest names its segments, and its segments are merged only after that. So if the
+    # first or the last part is gone, all parts of the segment were sealed.
     first, last = segment.parts
     return last if first not in parts or last not in parts else first - 1
 
@@ -242,7 +245,7 @@ def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) 
 
 
 def _clear(directory: Directory, path: Path) -> None:
-    # A folder cannot be unlinked; it would occupy the name forever.
+    # A folder cannot be unlinked, so it is moved aside. Otherwise it would occupy the name forever.
     with contextlib.suppress(OSError):
         try:
             directory.files.unlink(path)

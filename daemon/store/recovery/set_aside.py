@@ -15,7 +15,7 @@ _MAX_CORRUPT = 32
 
 
 class SetAside:
-    """Moves bad files to ``corrupt/`` for inspection. Keeps the newest 32, if ``limit`` allows."""
+    """Moves bad files to ``corrupt/`` for inspection. Keeps the newest 32 files, or fewer if ``limit`` is exceeded."""
 
     def __init__(self, files: Files, root: Path, clock: Clock) -> None:
         self._files = files
@@ -25,7 +25,7 @@ class SetAside:
         self._most_bytes: int | None = None
 
     def limit(self, most_bytes: int) -> None:
-        """Limits the files to ``most_bytes`` together from now on. Raises OSError."""
+        """Limits the total size of the files to ``most_bytes`` from now on. Raises OSError."""
         self._most_bytes = most_bytes
         self._prune()
 

@@ -15,7 +15,8 @@ from probing.daemon.store.segments.encoding import column_numbers, sort_rows
 __all__ = ("all_jobs", "jobs_of", "split_by_date", "times_of")
 
 _DAY_NS = 86_400_000_000_000
-# The most dates of one segment: a wrong clock must not make a folder for every row.
+# If the rows have more dates than this, all rows go to the first date: a wrong clock must not make a folder for every
+# row.
 _MAX_DATES = 8
 _MAX_JOBS = 32
 _MAX_JOBS_LENGTH = 4096

@@ -19,15 +19,18 @@ GROUPS = "probingd.groups"
 ROW_GROUP = 1 << 17
 # Columns whose statistics help pruning. The statistics of all other columns would be most of a small file's footer.
 _NARROWED_BY = frozenset(("ts", "job", "pid", "rank", "comm", "seq", "step", "stack_id"))
-# Encodings are tried on rows from this many places: rows are sorted, and one place may have rows of one process only.
+# Encodings are tried on rows from this many places in the table: the rows are sorted, so one place may have rows of one
+# process only.
 _TRIED_PLACES = 4
 _TRIED_ROWS = 4096
 _TRIED_BYTES = 1 << 19
-# Fewer rows than this are written as they are: to try encodings takes three times as long, and merging tries them.
+# For fewer rows than this, no encodings are tried, because that would make encoding take three times as long. They are
+# tried when the segment is merged.
 _FEW_ROWS = 64
 # A column keeps its dictionary if the dictionary encodes it in less than this many bytes a row.
 _SMALL = 0.02
-# Other encodings must be this much shorter, because dictionary codes are compared faster than values.
+# Another encoding must need less than this share of the dictionary's bytes, because dictionary codes are compared
+# faster than values.
 _GAIN = 0.97
 _RIVALS: Mapping[str, tuple[str, ...]] = {
     "INT32": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT", "PLAIN"),
@@ -48,7 +51,7 @@ def sort_rows(rows: pa.Table, sort_by: Sequence[str]) -> pa.Table:
 class SegmentEncoder:
     """Encodes a segment of ``table``, one row group at a time. The first rows decide the encoding of the columns.
 
-    ``size`` and ``crc`` (CRC32): of all bytes returned so far.
+    ``size`` and ``crc`` are the number and the CRC32 of all bytes returned so far.
     """
 
     def __init__(self, table: str) -> None:
@@ -78,7 +81,8 @@ class SegmentEncoder:
 
     def _begin(self, rows: pa.Table) -> Any:
         codes, encodings = _layout(rows)
-        # Statistics ignore NaN, which is the largest number to DuckDB: it would skip the rows of a job's column.
+        # Float columns, which the tables of a job may have, get no statistics. Statistics ignore NaN, which DuckDB
+        # takes as the largest number, so DuckDB would skip rows with NaN.
         fields = [field for field in rows.schema if field.name in _NARROWED_BY]
         statistics = [field.name for field in fields if not pa.types.is_floating(field.type)]
         writer = _writer(self._sink, rows.schema, codes, encodings, statistics)
@@ -126,7 +130,7 @@ def _layout(rows: pa.Table) -> tuple[list[str], dict[str, str]]:
         for path, (_, size) in _tried(rest, False, encodings).items():
             if path in encodings and size < best[path][0] * (1.0 if best[path][1] else _GAIN):
                 best[path] = (size, encodings[path])
-    # A column that begins with NULL may have times later, the worst case for a dictionary.
+    # A column that has only NULL in the sample may have times later, which are the worst case for a dictionary.
     unseen = {name for name in sample.column_names if sample.column(name).null_count == sample.num_rows}
     best |= {path: (0, "BYTE_STREAM_SPLIT") for path in unseen if path in coded and coded[path][0] == "INT64"}
     codes = [path for path, (_, encoding) in best.items() if not encoding and coded[path][0] != "BOOLEAN"]

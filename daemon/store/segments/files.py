@@ -21,7 +21,7 @@ __all__ = (
     "segment_path",
 )
 
-# Numbers of log parts are below 10^11.
+# Numbers of log parts are below 10^11, so the first of their twelve digits is 0.
 _NAME = re.compile(r"(0\d{11})-(0\d{11})(?:-s[1-9]\d?)?\.parquet", re.ASCII)
 _DATE_DIR = re.compile(r"date=\d{4}-\d{2}-\d{2}", re.ASCII)
 _MAX_SALVAGES = 99
@@ -57,7 +57,7 @@ def is_date_dir(name: str) -> bool:
 class SegmentFile:
     """A segment while it is written. It has a temporary name until ``finish``. ``path`` is relative to ``root``.
 
-    ``synced``: the folders of dates that this process has synced into the folders above them; ``finish`` adds to it.
+    ``synced``: the date folders whose entries in their parent folders are already synced; ``finish`` adds to the set.
     Calls raise OSError; after an error only ``abort`` may be called.
     """
 
@@ -71,7 +71,7 @@ class SegmentFile:
         self.size = self._crc = 0
         folder = self._target.parent
         if folder.name not in files.listdir(folder.parent):
-            # Perhaps another program has deleted it.
+            # Another program may have deleted the folder, so the new folder has to be synced again.
             self._synced.discard(folder)
         files.make_dir(folder)
         files.unlink(self._aside)

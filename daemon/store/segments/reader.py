@@ -52,7 +52,7 @@ def check_segment(files: Files, root: Path, segment: Segment) -> str:
 def describe_segment(files: Files, root: Path, path: str) -> Segment:
     """Returns the manifest's entry of a segment, made from its file alone, and checks all its pages.
 
-    Raises OSError, or FormatError when it is not a good segment of ours.
+    Raises OSError, or FormatError when the file is not a good segment of probingd.
     """
     size, crc = checksum(files, root / path)
     table, _, name = path.split("/")
@@ -62,7 +62,7 @@ def describe_segment(files: Files, root: Path, path: str) -> Segment:
         with open_segment(files, root / path, size) as file:
             if parts is None or (file.metadata.metadata or {}).get(META.encode()) != table.encode():
                 raise FormatError(f"{path} is not a segment of probingd")
-            # All columns are read, so that every page is checked, and few rows at once, to save memory.
+            # All columns are read, so that every page is checked. Few rows are read at once, to save memory.
             batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
             pieces += (_describe(table, path, pa.Table.from_batches([batch]), parts) for batch in batches)
     except (pa.ArrowException, OSError) as e:

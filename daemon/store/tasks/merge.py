@@ -1,4 +1,4 @@
-"""The merging task makes one segment of neighbouring segments of a table."""
+"""The merging task merges neighbouring segments of a table into one segment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from probing.daemon.store.tasks.segment_output import PIECE_BYTES, Source, data_
 
 __all__ = ("merge",)
 
-# The bytes of rows that are sorted and encoded together; the peak of memory is about six times this.
+# The size of the rows that are sorted and encoded together, bytes. The peak memory is about six times as much.
 _CHUNK_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 13
 _CODES = pa.dictionary(pa.int32(), pa.string())
@@ -28,7 +28,7 @@ _CODES = pa.dictionary(pa.int32(), pa.string())
 def merge(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]:
     """Merges the segments ``sources``, in order.
 
-    Fields: ``table``, ``sort_by``, ``coded`` (columns with few values), ``expected`` ([path, size, CRC32] of each).
+    Fields: ``table``, ``sort_by``, ``coded`` (columns with few values), ``expected`` ([path, size, CRC32] by source).
     Raises FormatError for a damaged source.
     """
     for source, (path, size, crc) in zip(sources, fields["expected"], strict=True):

@@ -85,7 +85,7 @@ class Contents(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The task may be interrupted here for another task."""
+    """At this step the task can be interrupted for another task."""
 
 
 Step = PartDecoded | SegmentBegun | Data | Made | LostGroup | Rows | Contents | Turn
@@ -127,4 +127,4 @@ def unpack_step(header: Header, payload: bytes) -> Step:
             return Rows(table, payload)
         return typed(kind, fields)
     except (KeyError, ValueError) as e:
-        raise FormatError(f"a task answered {sorted(header)[:5]}") from e
+        raise FormatError(f"a task sent an invalid message with the keys {sorted(header)[:5]}") from e

@@ -20,7 +20,7 @@ __all__ = ("pack_tables", "seal")
 
 
 def seal(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]:
-    """Seals the log parts ``sources``. Fields: ``lengths``, of the parts in bytes; ``tables``, from ``pack_tables``."""
+    """Seals the log parts ``sources``. Fields: ``lengths`` of the parts in bytes; ``tables`` from ``pack_tables``."""
     known = _unpack_tables(fields["tables"])
     pieces: dict[str, list[pa.Table]] = {}
     for index, source in enumerate(sources):

@@ -16,7 +16,7 @@ __all__ = ("PIECE_BYTES", "RowSpan", "Source", "data_steps", "end_steps", "segme
 
 # An open file that a task reads from.
 Source = io.RawIOBase | io.BufferedReader
-# The most bytes of one step: the collector has one step in memory at a time.
+# The maximum size of one step, bytes: the collector has one step in memory at a time.
 PIECE_BYTES = 1 << 18
 
 

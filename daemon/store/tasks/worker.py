@@ -36,13 +36,14 @@ TASKS: dict[str, Callable[[Sequence[Source], Mapping[str, Any]], Iterator[Step]]
     "salvage": salvage,
     "seal": seal,
 }
-# The timeouts of one step of a task, and of the start of the process, s; they fit a busy machine.
+# The timeouts of one step of a task, and of the start of the process, s. They are long enough for a busy machine.
 TIMEOUT_S = 120.0
 START_TIMEOUT_S = 20.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
-# The process ends soon after it becomes idle, and after 64 runs of work, to return its memory.
+# The process ends soon after it becomes idle, and after 64 uses, to return its memory.
 MAINTENANCE = Policy("maintenance process", kept=0, idle_s=5.0, uses=64, fails_fast=True)
-# After the process failed this many times in a row at one kind of task, the next such task runs in this process.
+# After this many consecutive failures of the process at one kind of task, the next task of this kind runs in the
+# collector.
 MAX_FAILURES = 8
 _log = logging.getLogger(__name__)
 # The path of a file and its size in bytes.
@@ -50,7 +51,9 @@ File = tuple[Path, int]
 
 
 class WorkerFailed(StoreError):
-    """The maintenance process ended or hung. ``resting``: it failed before, and is started again after a pause."""
+    """The maintenance process ended or hung. ``resting``: the process failed earlier, and the pause before its next
+    start is not over.
+    """
 
     default_hint = "the collector retries by itself, and logs each attempt"
 
@@ -74,7 +77,7 @@ class Task(Protocol):
 
 
 class Worker(Protocol):
-    """Runs tasks. Safe for any thread. ``problem``: why tasks do not run as intended, or ""."""
+    """Runs tasks. Thread-safe. ``problem``: why tasks do not run as intended, or ""."""
 
     problem: str
 
@@ -82,7 +85,7 @@ class Worker(Protocol):
         """Starts the task ``what`` of TASKS with ``files``. Raises OSError, WorkerFailed."""
 
     def rest(self) -> None:
-        """Returns memory that was not used for a while; called each second."""
+        """Returns unused memory to the operating system; called each second."""
 
     def close(self) -> None: ...
 
@@ -123,7 +126,8 @@ class _LocalTask:
 class RemoteWorker:
     """Runs tasks in a process: each connection to the socket ``path`` starts a process, which ends when it is idle.
 
-    If no process can be started, or a kind of task fails too often, tasks run in this process, and use its memory.
+    If no process can be started, or a kind of task fails too often, tasks run in this process and use the memory of
+    this process.
     """
 
     def __init__(self, path: Path, files: Files, policy: Policy = MAINTENANCE) -> None:
@@ -131,9 +135,11 @@ class RemoteWorker:
         self._local = LocalWorker(files)
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        # The process while it has open tasks; the kind of each open task; the process's failures in a row, by kind.
+        # None while no task is open.
         self._process: Process | None = None
+        # The kind of each open task, by its number.
         self._open: dict[int, str] = {}
+        # The number of consecutive failures of the process, by kind of task.
         self._failures: Counter[str] = Counter()
         self._pause = 0.0
         self._until = 0.0
@@ -170,7 +176,7 @@ class RemoteWorker:
         with self._lock:
             process, finished, what = self._process, False, self._open.get(number)
             if process is None or what is None:
-                raise WorkerFailed("the maintenance process was given up with the task")
+                raise WorkerFailed("the maintenance process was ended, and the task with it")
             try:
                 process.channel.send(header, timeout=TIMEOUT_S)
                 while not finished:
@@ -193,7 +199,7 @@ class RemoteWorker:
                     self._give_up()
 
     def drop(self, number: int) -> None:
-        """Ends a task before its last step, in the process."""
+        """Tells the process to end a task before its last step."""
         with self._lock:
             if number in self._open and self._process is not None:
                 with contextlib.suppress(InternalError):
@@ -258,7 +264,7 @@ def _begin(channel: Channel, number: int, what: str, paths: Sequence[Path], fiel
         for start in range(0, len(fds), MAX_FDS):
             header = {"op": "give", "job": number}
             channel.send(header, b"", fds[start : start + MAX_FDS], timeout=TIMEOUT_S)
-    # The fields are the payload: the schemas of many wide tables are longer than a header may be.
+    # The fields are sent as the payload, because the schemas of many wide tables exceed the size limit of a header.
     channel.send({"op": "begin", "job": number, "what": what}, json.dumps(fields).encode())
 
 

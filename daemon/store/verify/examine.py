@@ -1,6 +1,6 @@
 """Examines a state directory without changing it: ``probingd verify``.
 
-It reads all files, and also reports files that the store does not use, and files with wrong rights.
+Reads all files of the store, and also reports files that the store does not use, and files with a wrong owner or mode.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ __all__ = (
 class _Problem:
     """A problem of the file ``path`` in the state directory. ``then``: what the next start does about it.
 
-    ``wrong``: False for files that a crash leaves behind and a start removes, and for files that are not ours.
+    ``wrong``: False for files that a crash leaves behind and a start removes, and for files that do not belong to
+    probingd.
     """
 
     path: str
@@ -45,13 +46,13 @@ class _Problem:
     wrong: bool = True
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.what}; a start {self.then}"
+        return f"{self.path}: {self.what}; the next start {self.then}"
 
 
 @dataclass(slots=True)
 class Findings:
-    """The problems and the sizes of a state directory. ``daemon_pid``: the pid of the daemon that has locked it, or "".
-    The numbers of rows come from manifest and log.
+    """The problems and the sizes of a state directory. ``daemon_pid``: the pid of the daemon that has locked the
+    directory, or "". The numbers of rows come from manifest and log.
     """
 
     state_dir: str
@@ -87,10 +88,10 @@ class Findings:
 
 
 def _stray_files(root: Path, manifest: LoadedManifest, running: bool) -> Iterator[_Problem]:
-    """Yields the problems of files that the store does not use, that other users may write, or that the daemon may not
+    """Yields the problems of files that the store does not use, that other users can write, or that the daemon cannot
     use.
 
-    ``running``: a daemon uses the directory, so its temporary files are no problem.
+    ``running``: a daemon uses the directory, so its temporary files are not a problem.
     """
     owner = root.lstat().st_uid
     for path in _walk(root):
@@ -123,7 +124,7 @@ def _wrong_rights(state: os.stat_result, owner: int) -> str:
     if mode & 0o022:
         return f"other users may write to it (mode {mode:04o})"
     needed = 0o700 if stat.S_ISDIR(state.st_mode) else 0o600
-    return "" if mode & needed == needed else f"its owner may not use it (mode {mode:04o})"
+    return "" if mode & needed == needed else f"its owner has no permission to use it (mode {mode:04o})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +162,9 @@ _SALVAGE = "moves it to corrupt/ once it is checked, keeps its good row groups a
 
 
 def verify_directory(path: str | Path) -> list[str]:
-    """Returns the problems of the state directory ``path``, one line each, as checksums show them.
+    """Returns the problems of the state directory ``path``, one line each.
 
-    Decodes no file. Raises the errors of ``examine``.
+    Compares checksums without decoding any file. Raises the errors of ``examine``.
     """
     return [str(problem) for problem in examine(path, None).problems if problem.wrong]
 
@@ -171,9 +172,9 @@ def verify_directory(path: str | Path) -> list[str]:
 def examine(path: str | Path, decoder: Decoder | None) -> Findings:
     """Examines the state directory ``path`` without changing it. With a ``decoder`` every page of every file is read.
 
-    A running daemon may seal, merge and drop meanwhile: a missing file is no problem if the manifest no longer names
-    it. Raises StoreError if there is no state directory, FormatError for a newer format, and PermissionError if this
-    process may not read a file, since that is no damage.
+    A running daemon may seal, merge and drop meanwhile: a missing file is not a problem if the manifest no longer names
+    the file. Raises StoreError if there is no state directory, FormatError for a newer format, and PermissionError if
+    this process has no permission to read a file, because missing rights are not damage.
     """
     root = Path(path)
     if not root.is_dir():
@@ -206,7 +207,7 @@ class _Examination:
         try:
             found = load_manifest(_FILES, self._root)
             if found.unreadable:
-                # ``unreadable`` does not tell a lack of rights apart: then opening the file raises PermissionError.
+                # ``unreadable`` does not say whether rights are missing. If they are, this open raises PermissionError.
                 os.close(open_file(self._root / MANIFEST))
             return found
         except PermissionError:

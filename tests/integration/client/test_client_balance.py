@@ -116,7 +116,10 @@ def test_a_wait_for_a_rank_that_was_not_asked_for_is_not_known(ctl: Run, cluster
 def test_samples_that_are_left_out_are_said(ctl: Run, cluster: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
     assert ctl("balance", "--all-nodes")[2] == ""
     monkeypatch.setattr(balance, "_MOST_SAMPLES", 2)
-    warning = "warning: IO counts only the 2 most frequent stacks of ranks: ask for one job, or less with --since\n"
+    warning = (
+        "warning: IO counts only the 2 most frequent stacks of ranks: "
+        "ask for one job, or for a shorter time with --since\n"
+    )
     assert ctl("balance", "--all-nodes")[::2] == (0, warning)
 
 

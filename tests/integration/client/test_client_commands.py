@@ -341,20 +341,20 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
         (("vars", "--job", "nobody", "loss"), 1, "there is no job nobody"),
         (("config", "sampling.hz=7", "--job", "nobody"), 1, "there is no job nobody"),
         (("ranks", "check", "--job", "nobody"), 1, "there is no job nobody"),
-        (("ps", "-o", "/tmp/ps.yaml"), 2, ".yaml is the suffix of no format"),
-        (("query", "SELECT 1", "-o", "x.xlsx"), 2, ".xlsx is the suffix of no format"),
-        (("profile", "-o", "p.html"), 2, ".html is the suffix of no format"),
-        (("flamegraph", "-o", "p.html"), 2, ".html is the suffix of no format"),
-        (("cluster", "list", "-o", "x.jsno"), 2, ".jsno is the suffix of no format"),
+        (("ps", "-o", "/tmp/ps.yaml"), 2, "unknown suffix .yaml"),
+        (("query", "SELECT 1", "-o", "x.xlsx"), 2, "unknown suffix .xlsx"),
+        (("profile", "-o", "p.html"), 2, "unknown suffix .html"),
+        (("flamegraph", "-o", "p.html"), 2, "unknown suffix .html"),
+        (("cluster", "list", "-o", "x.jsno"), 2, "unknown suffix .jsno"),
         (("nccl", "--comm", "defautl_pg"), 1, "there is no communicator defautl_pg"),
         (("top", "--once", "--interval", "5s"), 2, "--once prints one frame"),
-        (("profile", "--hz", "19"), 2, "--hz belongs to --seconds"),
-        (("diagnose", "--since", "1h"), 2, "--since belongs to --history"),
-        (("diagnose", "--until", "1h"), 2, "--until belongs to --history"),
-        (("diagnose", "--full"), 2, "--full belongs to --history"),
+        (("profile", "--hz", "19"), 2, "--hz needs --seconds"),
+        (("diagnose", "--since", "1h"), 2, "--since needs --history"),
+        (("diagnose", "--until", "1h"), 2, "--until needs --history"),
+        (("diagnose", "--full"), 2, "--full needs --history"),
         (("diagnose", "abcd", "--history"), 2, "exclude each other"),
         (("diagnose", "abcd"), 1, "there is no finding abcd on this node"),
-        (("ps", "--since", "1h"), 2, "--since and --until belong to --ended"),
+        (("ps", "--since", "1h"), 2, "--since and --until need --ended"),
         (("logs", "--since", "5m", "--until", "10m"), 2, "--until 10m is not after --since 5m"),
         (("nccl", "--since", "25:00"), 2, "25:00 is not a time"),
         (("ps", "--tz", "Mars/Base"), 2, "mars/base is not a time zone"),
@@ -428,7 +428,7 @@ def test_who_may_not_connect_hears_which_group_may(open_tmp_path: Path, ctl: Run
     assert (code, err) == (
         1,
         f"error: {node.address} does not answer: permission denied\n"
-        "hint: root and the group daemon may: `sudo usermod -aG daemon nobody`, then log in again\n",
+        "hint: root and the group daemon may connect: `sudo usermod -aG daemon nobody`, then log in again\n",
     )
 
 
@@ -706,7 +706,7 @@ def test_top_ends_where_the_first_answer_is_an_error(pair: tuple[FakeNode, FakeN
     for word in ("unix:/nowhere.sock", "127.0.0.1:1"):
         code, out, err = ctl("top", "-t", word)
         assert (code, out, err.splitlines()[0].startswith(f"error: {word} does not answer: ")) == (1, "", True)
-        assert err.splitlines()[1].startswith("hint: is probingd running there")
+        assert err.splitlines()[1].startswith("hint: is probingd running on that node")
 
 
 class _Web(http.server.BaseHTTPRequestHandler):
@@ -724,7 +724,7 @@ def test_a_port_of_another_service_is_named(ctl: Run, words: tuple[str, ...]) ->
     assert (code, out) == (1, "")
     assert err == (
         f"error: {address} is not probingd: it does not speak gRPC\n"
-        "hint: another service listens there: -t takes the socket, or the port of `listen`, not that of `http`\n"
+        "hint: another service listens there: -t takes the socket, or the port of `listen`, not the port of `http`\n"
     )
 
 

@@ -327,7 +327,7 @@ def test_a_diagnosis_as_a_file_of_html(ctl: Run, job: tuple[FakeNode, FakeNode],
     [
         (("--history", "-o", "x.html"), "--history writes no page"),
         (("--watch", "-o", "x.html"), "--watch writes no page"),
-        (("-o", "x.pdf"), ".pdf is the suffix of no format"),
+        (("-o", "x.pdf"), "unknown suffix .pdf"),
     ],
 )
 def test_what_has_no_page_is_refused(ctl: Run, arguments: tuple[str, ...], message: str) -> None:

@@ -120,7 +120,7 @@ def test_text_says_why_there_are_no_durations(ask: Callable[..., str]) -> None:
         "  role tp: spans one node",
     ]
     assert "  FAILED all_reduce seq 4: ranks 2-3: remote process has ended" in lines
-    assert "  total: 18 calls, 17.2 MiB; while any ran: 8 MB/s, bus 12 MB/s" in lines
+    assert "  total: 18 calls, 17.2 MiB; while any call ran: 8 MB/s, bus 12 MB/s" in lines
     assert "  timing: 18 watchdog polls, durations are known to 100 ms" in lines
     assert max(map(len, lines)) <= 104
 

@@ -41,7 +41,7 @@ def test_labels_choose_the_nodes_of_any_command(labelled: tuple[FakeNode, FakeNo
     assert set(_ranks(out)) | set(there) == set(everywhere)
     assert not set(_ranks(out)) & set(there)
     code, _, err = ctl("ps", "--where", "rack=r9")
-    assert (code, err.splitlines()[0]) == (1, "error: no node is known with rack=r9")
+    assert (code, err.splitlines()[0]) == (1, "error: no known node has rack=r9")
     assert ctl("ps", "--where", "rack")[0] == 2
     assert ctl("ps", "--where", "rack=r7", "--nodes", "a:1")[0] == 2
 

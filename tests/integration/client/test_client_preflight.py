@@ -78,7 +78,7 @@ def test_healthy_nodes_pass(ctl: Run, nodes: tuple[FakeNode, FakeNode], tmp_path
     assert "fail" not in out
     assert max(map(len, out.splitlines())) <= 80
     assert "pass    ranks: 2 ranks cover 0 to 1, and LOCAL_RANK once on each node" in out
-    assert "nothing stands against the job" in out
+    assert "nothing prevents the job" in out
     # AND the matrix has the round trips of both ways
     lines = out.splitlines()
     start = lines.index("round trips of 2 nodes, from row to column")

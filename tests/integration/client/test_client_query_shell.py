@@ -118,7 +118,7 @@ def test_a_session(terminal: Terminal, node: FakeNode, tmp_path: Path) -> None:
     assert re.search(r"rank\s+pid\s+0\s+1000\s+1\s+1001\s+2\s+1002", shown)
     assert "error: " in terminal.ask("SELECT nope FROM comm.ops;", r"hint: \w+")
     assert "-[ 1 ]-" in terminal.ask("SELECT * FROM process.processes;", r"\(3 rows")
-    assert "a column a line: off" in terminal.ask("\\x off", r"off\r\n")
+    assert "one column per line: off" in terminal.ask("\\x off", r"off\r\n")
     wide = terminal.ask("SELECT command FROM process.processes LIMIT 1;", r"\(1 row, ")
     assert "\\x1b]0;owned\\x07train.py" in wide
     assert "(the first 1,000 rows; \\o FILE writes all" in terminal.ask("SELECT seq FROM comm.ops;", r"writes all")

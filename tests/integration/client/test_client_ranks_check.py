@@ -99,7 +99,7 @@ def test_steps_of_one_node_must_be_in_accord(ctl: Run, cluster: tuple[FakeNode, 
     cluster[1].insert("train.steps", [step("beta", 2, 13, now)])
     code, out, _ = ctl("ranks", "check", "--all-nodes")
     assert code == 3
-    assert out.splitlines()[-1] == "  steps are not in accord: step 89 on rank 1; step 97 on rank 0"
+    assert out.splitlines()[-1] == "  steps differ by more than 1: step 89 on rank 1; step 97 on rank 0"
 
 
 def test_a_job_against_a_list_of_workers(ctl: Run, cluster: tuple[FakeNode, FakeNode]) -> None:
@@ -126,7 +126,7 @@ def test_a_list_of_workers_needs_no_daemon(ctl: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--workers", "a-0"), "--workers and --master belong together"),
+        (("--workers", "a-0"), "--workers and --master must be given together"),
         (("--master", "a"), "--workers and --master"),
         (("--workers", "a-0,a-0", "--master", "a"), "a-0 occurs twice"),
         (("--workers", "/nowhere/workers", "--master", "a"), "/nowhere/workers is not a worker"),

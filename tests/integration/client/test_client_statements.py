@@ -141,7 +141,7 @@ def test_parts_of_one_message_are_an_answer_and_too_many_are_not(pair: tuple[Fak
             tables = cluster.query_all({"a": "SELECT 1", "b": "SELECT 2"})
             assert [table.num_rows for table in tables.values()] == [2, 1]
         pair[0].garbage = [pb.QueryReply(parts=[pb.QueryReply()] * MAX_PARTS + whole)]
-        with pytest.raises(PeerError, match=f"{MAX_PARTS + len(whole)} parts in one message"):
+        with pytest.raises(PeerError, match=f"a message of an answer has {MAX_PARTS + len(whole)} parts"):
             cluster.query_all({"a": "SELECT 1", "b": "SELECT 2"})
 
 

@@ -74,7 +74,7 @@ def test_no_command_shows_a_stranger_the_token(ctl: Run, words: tuple[str, ...],
         assert code == 1
         assert f"127.0.0.1:{port} is not probingd's: the user nobody (uid {UID}) listens there" in err
         assert "the token was not sent" in err
-        assert "hint: ask by the node's Unix socket" in err
+        assert "hint: use the node's Unix socket" in err
         assert stranger.end() == []
 
 

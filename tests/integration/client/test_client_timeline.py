@@ -95,8 +95,8 @@ def test_a_range_without_rows_leaves_no_file(pair: tuple[FakeNode, FakeNode], ct
     ("words", "why"),
     [
         (("--job", "j1"), "timeline needs a file or a directory"),
-        (("-o", "x.pftrace"), "of one job"),
-        (("--job", "j1", "-o", "x.svg"), "is not a suffix of traces"),
+        (("-o", "x.pftrace"), "timeline needs a job"),
+        (("--job", "j1", "-o", "x.svg"), "unknown suffix of a trace file: .svg"),
         (("--job", "j1", "--since", "5m", "--until", "10m", "-o", "x.pftrace"), "is not after"),
         (("--job", "j1", "--since", "yesterday", "-o", "x.pftrace"), "is not a time"),
     ],

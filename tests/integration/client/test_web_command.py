@@ -122,8 +122,8 @@ def test_a_browser_is_led_to_the_page_by_a_file_of_the_caller(node: TokenNode, t
         (("-t", "unix:/x", "web", "--listen", "127.0.0.1:0"), "a Unix socket asks for no token"),
         (("-t", "127.0.0.1:1", "web", "--listen", "0.0.0.0:7443"), "tokens would travel in the clear"),
         (("-t", "127.0.0.1:1", "--token", ALICE, "web", "--listen", "127.0.0.1:0"), "each visitor brings a token"),
-        (("-t", "127.0.0.1:1", "web", "--listen", "here"), "is no address"),
-        (("web", "--cert", "a", "--key", "b"), "belong to --listen"),
+        (("-t", "127.0.0.1:1", "web", "--listen", "here"), "is not an address"),
+        (("web", "--cert", "a", "--key", "b"), "need --listen"),
         (("web", "--listen", "127.0.0.1:0", "--port", "1"), "exclude each other"),
         (
             ("-t", "127.0.0.1:1", "web", "--listen", "127.0.0.1:0", "--cert", "/x", "--key", "/y"),
@@ -183,7 +183,7 @@ def test_a_node_that_names_a_unix_socket_is_not_asked_there(node: TokenNode, tmp
             answer = page.ask("/api/ps").json
         assert [row["node"] for row in answer["data"]] == ["alpha"]
         (failure,) = answer["contract"]["failures"]
-        assert failure == {"node": "beta", "error": "it is known by a Unix socket alone"}
+        assert failure == {"node": "beta", "error": "only its Unix socket is known"}
         assert other.asked == []
 
 

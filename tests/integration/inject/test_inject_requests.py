@@ -127,7 +127,7 @@ def test_one_rank_and_one_pid(make: Make) -> None:
         assert [r["value"] for r in asked(evaluations, here, pids=[first.pid])["results"]] == [str(first.pid)]
         with pytest.raises(NotFound):
             asked(evaluations, here, job="llama", rank=2)
-        with pytest.raises(UsageError, match="named processes"):
+        with pytest.raises(UsageError, match="names no processes"):
             asked(evaluations, here)
 
 

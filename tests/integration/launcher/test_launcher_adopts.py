@@ -153,7 +153,7 @@ def test_ranks_are_found_without_the_state_file(directory: Path, name: str) -> N
         rows = launcher.until(lambda rows: [row["state"] for row in rows] == ["running", "running", "ended"])
         assert [row["pid"] for row in rows] == [before[0]["pid"], before[1]["pid"], None]
         assert rows[2]["reason"] == (
-            "generation 1 was begun before, without a record of this rank: it starts only once"
+            "generation 1 was started before, without a record of this rank: no generation starts twice"
         )
         launcher.apply(owner.restart())
         launcher.until(lambda rows: all(row["clear"] for row in rows))

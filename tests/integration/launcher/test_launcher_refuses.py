@@ -82,7 +82,7 @@ def test_refused_records_are_reported(directory: Path, name: str) -> None:
         rows = launcher.rows()
         assert [(row["state"], row["generation"]) for row in rows] == [("refused", 0)] * 4 + [("running", 1)] * 2
         assert rows[0]["reason"] == (
-            f"an older record of group {name}: generation 1 is ending in it, and running was seen"
+            f"an older record of group {name}: generation 1 is ending in this record, and was running in a newer record"
         )
         launcher.apply(older)
         assert [row["state"] for row in launcher.rows()] == ["running"] * 2

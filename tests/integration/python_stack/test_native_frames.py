@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
         thread = native(process.pid, readers=Refusing(str(program)))[process.pid]
     assert [f["file"] for f in thread["frames"]][1:] == [str(program)]
     assert thread["frames"][1]["func"].startswith("built+0x")
-    assert thread["native_missing"] == "built does not say how its frames lie"
+    assert thread["native_missing"] == "built has no call frame information"
 
 
 def test_a_program_that_was_deleted_is_read_all_the_same(tmp_path: Path) -> None:

@@ -77,10 +77,10 @@ def test_the_program_can_do_nothing(interpreters: Interpreters, open_tmp_path: P
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("#!/bin/sh\necho no versions\n", UnsupportedTarget, "answers no versions (exit status 0)"),
-        ("#!/bin/sh\necho '[]'\n", UnsupportedTarget, "answers no versions"),
+        ("#!/bin/sh\necho no versions\n", UnsupportedTarget, "did not report its versions (exit status 0)"),
+        ("#!/bin/sh\necho '[]'\n", UnsupportedTarget, "did not report its versions"),
         ("#!/bin/sh\necho broken >&2; exit 7\n", UnsupportedTarget, "(exit status 7): broken"),
-        ("#!/bin/sh\nkill -9 $$\n", UnsupportedTarget, "answers no versions"),
+        ("#!/bin/sh\nkill -9 $$\n", UnsupportedTarget, "did not report its versions"),
         ("#!/no/such/interpreter\n", TargetError, "cannot be started: No such file"),
         ("#!/bin/sh\nwhile :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done\n", TargetTimeout, "did not answer"),
         ("#!/bin/sh\nread x < /dev/zero\n", TargetTimeout, "did not answer"),

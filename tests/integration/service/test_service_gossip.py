@@ -93,7 +93,7 @@ def test_two_services_with_one_name_are_found(cluster: Cluster) -> None:
         return next((peer.problem for peer in cluster.seen(name).values() if peer.problem), "")
 
     until(lambda: problem("a") and problem("b"), what=lambda: cluster.seen("a"))
-    assert problem("a") == f"127.0.0.1:{cluster.ports['b']} answers by the name a, too"
+    assert problem("a") == f"127.0.0.1:{cluster.ports['b']} answers under the name a, too"
 
 
 def test_gossip_needs_the_token_and_a_message_within_bounds(cluster: Cluster) -> None:

@@ -98,7 +98,7 @@ def test_a_peer_that_nothing_proves_is_not_shown_the_callers_token() -> None:
     outgoing = Outgoing(None, None, Allowed(["127.0.0.0/8"]))
     asyncio.run(QueryMany(outgoing, Limits()).answer(request, context, ["127.0.0.1:8"]))
     (reply,) = (reply for reply in context.written if reply.address)
-    assert (reply.error.kind, "not shown your token" in reply.error.message) == ("PrivilegeError", True)
+    assert (reply.error.kind, "your token is not sent there" in reply.error.message) == ("PrivilegeError", True)
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def test_two_nodes_with_one_name_and_two_certificates_are_said(honest: Honest) -
     until(lambda: honest.peers()["b"].problem, what=lambda: str(honest.peers()))
     found = honest.peers()["b"]
     assert (found.address, found.state) == (honest.address("b"), "healthy")
-    assert found.problem.startswith(f"{honest.address('twin')} answers by its name")
+    assert found.problem.startswith(f"{honest.address('twin')} answers under this name")
     until(lambda: honest.peers("twin")["b"].problem, what=lambda: str(honest.peers("twin")))
 
 
@@ -303,7 +303,7 @@ def test_certificates_without_names_prove_hosts_and_keys_prove_nodes(open_tmp_pa
         made.start("b", files=files)
         until(lambda: made.peers().get("b", pb.Peer()).proof == "key", what=lambda: str(made.peers()))
         assert made.peers()["b"].state == "healthy"
-        said = "its certificate does not name this node, whose key alone proves it"
+        said = "this node's certificate lacks its name, so only its key proves the name"
         assert [said in source.detail for source in made.sources("a") if source.name == "cluster"] == [True]
     finally:
         made.stop()
@@ -322,7 +322,7 @@ def test_a_node_of_a_version_before_keys_is_a_member_and_is_said(
         found = honest.peers()["c"]
         assert (found.bound, found.problem) == (False, "")
         (source,) = (source for source in honest.sources("a") if source.name == "cluster")
-        assert ("nothing proves the names of 1: c (a version before keys)" in source.detail) is not named
+        assert ("nothing proves the names of 1: c (their versions have no keys)" in source.detail) is not named
         with Cluster(honest.address("a"), all_nodes=True, token=TOKEN, tls=Tls(authority.file), timeout=10) as cluster:
             asked = cluster.addresses()
         assert (old.address in asked) is named

@@ -118,7 +118,7 @@ def test_labels_choose_nodes(where: list[str], asked: tuple[str, ...], failed: l
 
 
 def test_labels_that_no_node_has_and_what_is_no_label() -> None:
-    with pytest.raises(NotFound, match="no node is known with rack=r9"):
+    with pytest.raises(NotFound, match="no known node has rack=r9"):
         choose("unix:/s", "a", PEERS, conditions(["rack=r9"]))
     for wrong in ("rack", "=r7", "rack=r7,"):
         with pytest.raises(UsageError):

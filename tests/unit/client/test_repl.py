@@ -101,7 +101,7 @@ def test_what_fails_is_said_and_the_session_goes_on() -> None:
         made.take("x\n")
     assert complaints == [
         "error: it is in C code\nhint: look at stacks\n",
-        "the answer is not waited for; code that still runs is ended after 5 s\n",
+        "no longer waiting for the answer; code that still runs is ended after 5 s\n",
     ]
     assert "".join(written) == "1\n"
 

@@ -199,7 +199,7 @@ def test_the_configuration_names_the_zone(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert (zone_of(None), zone_of("local")) == ("Asia/Shanghai", "local")
     for text, problem in (
         ('tzz = "UTC"', "there is no setting tzz"),
-        ("tz = 8", "tz is not a text"),
+        ("tz = 8", "tz is not a string"),
         ("tz =", "is not TOML"),
         ("\xff", "is not TOML"),
     ):

@@ -118,7 +118,7 @@ def test_two_nodes_with_one_name_are_named_by_both_and_by_others(world: tuple[Ne
         return bool(own.conflict(network.now) and twin.machine.view.conflict(network.now) and all(others))
 
     assert network.run(30, named)
-    assert own.conflict(network.now) == "10.0.0.99:1 answers by the name n2, too"
+    assert own.conflict(network.now) == "10.0.0.99:1 answers under the name n2, too"
     before = own.own.incarnation
     network.run(30)
     # They do not compete.

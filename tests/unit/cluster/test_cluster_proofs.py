@@ -168,7 +168,7 @@ def test_a_key_made_anew_is_said_and_counts_once_the_old_is_forgotten(world: tup
     network, nodes = world
     network.start(record("n2", nodes[2].address, 99, WALL_S + 100), [SEED], key=OTHER)
     others = [node for node in nodes if node is not nodes[2]]
-    problem = "n2: 10.0.0.2:1 answers by its name with another key"
+    problem = "n2: 10.0.0.2:1 answers under this name with another key"
     assert network.run(30, lambda: any(problem in membership(network, n).problems() for n in others))
     network.run(10)
     assert {node.states(network.now)["n2"] for node in others} == {"failed"}
@@ -202,10 +202,10 @@ def test_of_two_nodes_with_valid_certificates_neither_wins(world: tuple[Network,
     machine.answered(call, answer, network.now, WALL_S * 10**9, certified=True)
     assert entry(nodes[0], "n2").update.record == own
     (problem,) = membership(network, nodes[0]).problems()
-    assert problem == "n2: 10.0.0.77:1 answers by its name with another key"
+    assert problem == "n2: 10.0.0.77:1 answers under this name with another key"
     # The twin itself is told.
     nodes[2].machine.answer(Message(twin, 0), network.now, certified=True)
-    assert nodes[2].machine.view.conflict(network.now) == "10.0.0.77:1 answers by the name n2, too"
+    assert nodes[2].machine.view.conflict(network.now) == "10.0.0.77:1 answers under the name n2, too"
 
 
 def test_a_renewed_certificate_changes_nothing(world: tuple[Network, list[Node]]) -> None:
@@ -328,7 +328,7 @@ def test_nobody_takes_the_address_of_another_node(world: tuple[Network, list[Nod
     found = {member.name: member for member in made.members()}
     assert found["n2"].address == nodes[2].address
     assert (found["c"].address, found["d"].address) == ("", "")
-    assert found["c"].problem == "it names the address of n2: 10.0.0.2:1"
+    assert found["c"].problem == "its record has the address of n2: 10.0.0.2:1"
     at = made.at(nodes[2].address)
     assert at is not None
     assert at.name == "n2"

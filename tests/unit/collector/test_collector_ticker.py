@@ -31,7 +31,7 @@ def test_a_step_that_fails_is_called_again_and_holds_up_no_other(until: Any, cap
     until(lambda: calls.count("works") >= 3)
     ticker.stop()
     assert calls[:4] == ["fails", "works"] * 2
-    assert "a turn of test failed" in caplog.text
+    assert "a step of test failed" in caplog.text
 
 
 def test_nothing_is_done_until_a_descriptor_is_readable(event: int, until: Any) -> None:

@@ -21,7 +21,7 @@ THEIRS = np.dtype([("pid", "<u4"), ("state", "u1")])
 OURS = np.dtype([("state", "u1"), ("pid", "<u4"), ("tid", "<u4")])
 # A record in a ring: its header and the record, rounded up to 8 bytes.
 SLOT = 16
-LACKS = "the version before did not record tid"
+LACKS = "the previous version did not record tid"
 
 
 class Killed(BaseException):
@@ -122,7 +122,7 @@ def test_what_the_version_before_lost_and_did_not_report_is_a_loss() -> None:
     scene = Scene()
     scene.log.positions["events"] = {"boot_id": scene.clock.boot_id, "map_id": 29, "position": 0, "lost": 2}
     scene.start()
-    assert scene.losses == [("the ring was full", 3), (LACKS, 0)]
+    assert scene.losses == [(LACKS, 0), ("the ring was full", 3)]
 
 
 def test_records_that_only_the_version_before_can_read_are_a_loss() -> None:
@@ -132,7 +132,7 @@ def test_records_that_only_the_version_before_can_read_are_a_loss() -> None:
     del scene.foreign.maps["events_loss"]
     scene.start()
     assert scene.log.rows == [2, 3, 5, 7]
-    assert scene.losses == [(LACKS, 0), ("the version before had not read them when it ended", 1)]
+    assert scene.losses == [(LACKS, 0), ("the previous version had not read them when it ended", 1)]
 
 
 def test_open_records_that_cannot_be_read_do_not_prevent_the_start() -> None:

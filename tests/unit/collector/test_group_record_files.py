@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "../llama", "a/b", "a\0", "a" * 300, "llama\n"])
 def test_a_name_that_is_no_file_of_the_directory(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="no name of a group"):
+    with pytest.raises(UsageError, match="valid group name"):
         GroupRecords(tmp_path / "groups").keep(name, 1, b"{}")
     assert not list(tmp_path.iterdir())
 

@@ -46,7 +46,7 @@ def test_who_claims_a_rank_later_does_not_replace_it(comm: str | None) -> None:
     assert pids([*RANKS, late], [*PLACES, place(99, comm)]) == {0: 10, 1: 11, 2: 12}
     [note] = ranked([*RANKS, late], [*PLACES, place(99, comm)]).missing
     assert note.text == (
-        "pids 11 and 99 both claim rank 1; pid 11 counts, which shares communicators, parent or container with"
+        "pids 11 and 99 both claim rank 1; pid 11 counts: it shares communicators, parent or container with"
         " 2 other ranks"
     )
 

@@ -93,7 +93,7 @@ def test_a_rank_that_reads_from_storage_what_others_have_in_memory() -> None:
     assert (culprit.activity, culprit.why) == (
         "disk_io",
         "it waits for I/O in read_shard, data.py:7, 45% of the time; the others 0%: its page cache is cold: it reads"
-        " 60 MiB a second from storage, the others, which read as much, 0 B",
+        " 60 MiB a second from storage; the others read as much, but only 0 B a second from storage",
     )
     assert finding.next_steps[0].startswith("Read the files once before the job")
 

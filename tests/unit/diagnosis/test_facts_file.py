@@ -119,7 +119,7 @@ def test_a_file_that_lacks_a_whole_entry_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "facts", [FACTS, FACTS])
     lines = (tmp_path / "facts").read_bytes().splitlines(keepends=True)
     (tmp_path / "facts").write_bytes(b"".join(lines[:-1]))
-    with pytest.raises(FormatError, match="1 entries, where its header has 2"):
+    with pytest.raises(FormatError, match="1 entries, but its header says 2"):
         load(tmp_path / "facts")
 
 
@@ -180,7 +180,7 @@ def test_a_stall_of_no_sensible_length_is_refused(stall_s: float) -> None:
 def test_a_series_has_a_time_for_each_value() -> None:
     changed = json.loads(to_json(FACTS))
     changed["ranks"][0]["series"][0]["values"].pop()
-    with pytest.raises(FormatError, match="3 times of 2 values"):
+    with pytest.raises(FormatError, match="3 times for 2 values"):
         from_json(json.dumps(changed).encode())
 
 

@@ -122,6 +122,6 @@ def test_of_two_processes_with_one_rank_the_one_that_shares_communicators_counts
         assert [rank.node for rank in found.ranks] == ["a", "a", "a"]
         [note] = found.missing
         assert note.text == (
-            "rank 1 is claimed by pid 101 on node b and pid 101 on node a; the second counts, as it shares"
+            "rank 1 is claimed by pid 101 on node b and pid 101 on node a; the second counts: it shares"
             " communicators with 2 other ranks"
         )

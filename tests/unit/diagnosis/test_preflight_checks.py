@@ -229,7 +229,7 @@ FAULTS: dict[str, tuple[Callable[[], Case], str, str, str, tuple[str, ...]]] = {
         lambda: with_node(0, master=Master(("10.0.9.9",), False)),
         "master",
         WARN,
-        "no address of these",
+        "not an address of these",
         (),
     ),
     "shm": (
@@ -278,14 +278,14 @@ FAULTS: dict[str, tuple[Callable[[], Case], str, str, str, tuple[str, ...]]] = {
         lambda: with_node(1, devices=node(1).devices[:1]),
         "gpus",
         FAIL,
-        "names 1, which is no GPU",
+        "names 1, which is not a GPU",
         ("gn2",),
     ),
     "gpu named by a wrong uuid": (
         lambda: with_node(1, ranks=ranks(1, CUDA_VISIBLE_DEVICES="GPU-gn3-0")),
         "gpus",
         FAIL,
-        "GPU-gn3-0, which is no GPU",
+        "GPU-gn3-0, which is not a GPU",
         ("gn2",),
     ),
     "fewer visible than ranks": (
@@ -560,7 +560,7 @@ def test_texts_of_what_is_right_say_no_more_than_is_known() -> None:
     # A rank of two, while the node of the other one does not answer.
     one = replace(whole.nodes[0], ranks=(NodeRank(0, 0, 2),))
     alone = replace(whole, nodes=(one,), silent={"gn9": "connection refused"})
-    assert texts(alone, "ranks") == [("skipped", "only 1 of 2 ranks are known: nodes of the others did not answer")]
+    assert texts(alone, "ranks") == [("skipped", "only 1 of 2 ranks are known: the nodes of the others did not answer")]
     single = replace(whole, nodes=(replace(one, ranks=(NodeRank(0, 0, 1),)),), silent={})
     assert texts(single, "ranks") == [("pass", "1 rank covers 0, and LOCAL_RANK once on each node")]
     named = replace(single, iface="eth9")

@@ -134,7 +134,7 @@ def test_a_node_under_two_addresses_counts_once() -> None:
 
     found = asyncio.run(ask_many(["a", "b", "a"], ask, 5.0, QUICK))
     assert [a.address for a in found.answered] == ["a"]
-    assert [f.reason for f in found.failed] == ["it answers as same, as a does"]
+    assert [f.reason for f in found.failed] == ["it answers as same, the name of the node at a"]
 
 
 def test_an_error_of_ours_ends_the_question() -> None:

@@ -115,7 +115,7 @@ def test_a_forged_record(step: str, make: Callable[[Group], bytes]) -> None:
 def test_a_node_that_is_no_member(fields: Mapping[str, Any]) -> None:
     async def attack(network: Network, group: Group) -> None:
         for node in network.nodes.values():
-            with pytest.raises(PrivilegeError, match="gn9 is no node of group llama"):
+            with pytest.raises(PrivilegeError, match="gn9 is not a node of group llama"):
                 await agree(node, peer("gn9"), **fields)
 
     attacked(attack)
@@ -287,11 +287,15 @@ def test_a_replayed_start_after_a_stop() -> None:
 @pytest.mark.parametrize(
     ("caller", "make", "problem"),
     [
-        (user(EVE), lambda: record(name="other", workers=WORKERS), "uid 1001 may not create a group of uid 1000"),
+        (
+            user(EVE),
+            lambda: record(name="other", workers=WORKERS),
+            "uid 1001 has no right to create a group of uid 1000",
+        ),
         (user(), lambda: record(name="third", workers=WORKERS), "the request and the record name two groups"),
         (user(), lambda: record(name="other", workers=WORKERS, version=2), "there is no group other"),
         # No finding about its job would be about the group.
-        (user(), lambda: record(name="none", workers=WORKERS), "none is no name of a job"),
+        (user(), lambda: record(name="none", workers=WORKERS), "a job cannot have the name none"),
     ],
 )
 def test_a_group_that_is_not_created(caller: Caller, make: Callable[[], Group], problem: str) -> None:

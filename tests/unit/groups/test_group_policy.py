@@ -339,7 +339,7 @@ RUNS = (
         "a node is gone, elastic",
         running(**ELASTIC),
         without(rows(running(), **ALIVE), "gn7"),
-        Step("restart", "failure", "no answer of gn7", ("gn7",)),
+        Step("restart", "failure", "no answer from gn7", ("gn7",)),
         GONE + 2,
     ),
     Run(
@@ -353,7 +353,7 @@ RUNS = (
         "a node is gone and no restart is left",
         running(**ELASTIC, max_restarts=0),
         without(rows(running(), **ALIVE), "gn7"),
-        Step("failed", "failure", "no answer of gn7; its limit of 0 restarts within an hour is reached"),
+        Step("failed", "failure", "no answer from gn7; its limit of 0 restarts within an hour is reached"),
         GONE + 2,
     ),
     Run(

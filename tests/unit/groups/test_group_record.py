@@ -275,7 +275,7 @@ def test_a_newer_specification_replaces_the_older_one() -> None:
         (record(id="1"), created(spec_of(version=2, id="2"), key_of()), PrivilegeError, "group llama belongs to ada"),
         (record(), created(spec_of(version=1), key_of()), UsageError, "was changed meanwhile"),
         (record(), created(spec_of(version=3), key_of()), UsageError, "was changed meanwhile"),
-        (running(), created(spec_of(version=2), key_of()), UsageError, "is running: its specification stays"),
+        (running(), created(spec_of(version=2), key_of()), UsageError, "is running: its specification cannot change"),
         (ordered(record(), "start"), created(spec_of(version=2), key_of()), UsageError, "is ending: its spec"),
     ],
 )

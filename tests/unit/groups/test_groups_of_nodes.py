@@ -382,7 +382,7 @@ def test_a_power_cut_of_a_node() -> None:
 def test_the_master_changes_while_the_group_is_stopped() -> None:
     async def scene(network: Network) -> None:
         await begun(network, *NAMES)
-        with pytest.raises(UsageError, match="its specification stays until it is stopped"):
+        with pytest.raises(UsageError, match="its specification cannot change until the group is stopped"):
             await network.create("gn8", newer(group_of(*NAMES), master="gn8"))
         stopped = await network.order("gn6", "stop")
         await network.create("gn8", newer(stopped, master="gn8"))

@@ -129,7 +129,7 @@ def test_nodes_that_do_not_answer_are_named(silent: str, reason: str) -> None:
     with pytest.raises(PeerError) as error:
         nodes.change("a", "one")
     assert error.value.message == f"2 of 3 nodes do not answer: b, c{reason}"
-    assert "probingd running there" in error.value.hint
+    assert "probingd running on that node" in error.value.hint
     assert nodes.states["a"].accepted == Proposal()
     nodes.reached.add("b")
     nodes.silent = set()
@@ -185,7 +185,7 @@ def test_after_many_disturbed_attempts_the_other_proposer_is_named() -> None:
             nodes.states[node], _ = state.prepare(Ballot(state.promised.counter + 1, "z"))
 
     nodes.before = before
-    with pytest.raises(PeerError, match=r"^10 attempts to change the record met changes by z$") as error:
+    with pytest.raises(PeerError, match=r"^10 attempts to change the record conflicted with changes by z$") as error:
         nodes.change("x", "one")
     assert "may still be made" in error.value.hint
     assert nodes.pauses == list(range(1, 11))

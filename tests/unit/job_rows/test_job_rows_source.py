@@ -272,7 +272,7 @@ def test_users_who_take_all_they_can_leave_others_a_table(tmp_path: Path) -> Non
 def test_one_user_does_not_take_all_columns_of_a_table(tmp_path: Path) -> None:
     tables = UserTables(tmp_path / "user_tables.json")
     tables.define_for_job("losses", {f"a{number}": "i64" for number in range(64)}, 1000)
-    with pytest.raises(ConfigError, match="less room for others"):
+    with pytest.raises(ConfigError, match="fewer would be left for others"):
         tables.define_for_job("losses", {"b": "i64"}, 1000)
     table = tables.define_for_job("losses", {"a0": "f64", "loss": "f64"}, 1001)
     assert job_columns(table)["loss"] == ["f64"]

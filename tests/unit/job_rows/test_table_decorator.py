@@ -56,7 +56,7 @@ def test_names_of_classes() -> None:
 
 
 def test_what_is_no_dataclass_and_what_has_other_columns() -> None:
-    with pytest.raises(TypeError, match="no dataclass"):
+    with pytest.raises(TypeError, match="not a dataclass"):
 
         @probing.table
         class Plain:

@@ -99,13 +99,13 @@ def test_a_datagram_labels_its_sender_or_its_senders_job(scene: Scene) -> None:
 def test_only_the_jobs_user_and_root_may_label_its_ranks(scene: Scene) -> None:
     for request in ({"job": "j"}, {"pids": [RANKS[1].pid]}, {"job": "j", "rank": 0}):
         with pytest.raises(
-            PrivilegeError, match=f"uid {STRANGER} may not label ranks of job j, which is of uid {OWNER}"
+            PrivilegeError, match=f"uid {STRANGER} has no right to label ranks of job j, which belongs to uid {OWNER}"
         ):
             scene.label(labels={"phase": "eval"}, by_pid=OTHER.pid, by_uid=STRANGER, **request)
     assert scene.phases() == [None] * 3
     assert scene.stored() == []
     (state,) = scene.labels.states(TOTALS)
-    assert state.detail.startswith("0 ranks with labels, 3 requests refused, the last: uid 1023 may not")
+    assert state.detail.startswith("0 ranks with labels, 3 requests refused, the last: uid 1023 has no right")
     assert scene.label(labels={"phase": "eval"}, job="j", by_pid=1, by_uid=0) == 3
 
 

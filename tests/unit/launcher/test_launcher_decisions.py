@@ -63,16 +63,20 @@ def seen(phase: Any = "running", generation: int = 7, **fields: Any) -> History:
         (record("stopped", 8), seen(), ""),
         (record("finished", 7), seen(), ""),
         (record("running", 7), seen("ending"), ""),
-        (record("ending", 7), seen(), "an older record of group g: generation 7 is ending in it, and running was seen"),
+        (
+            record("ending", 7),
+            seen(),
+            "an older record of group g: generation 7 is ending in this record, and was running in a newer record",
+        ),
         (
             record("running", 7),
             seen("finished"),
-            "an older record of group g: generation 7 is running in it, and finished was seen",
+            "an older record of group g: generation 7 is running in this record, and was finished in a newer record",
         ),
         (
             record("running", 7),
             seen("stopped"),
-            "an older record of group g: generation 7 is running in it, and stopped was seen",
+            "an older record of group g: generation 7 is running in this record, and was stopped in a newer record",
         ),
         (record("running", 6), seen(), "an older record of group g: generation 6, and generation 7 was seen"),
         (record("running", 8, version=2), seen(), "an older record of group g: version 2, and version 3 was seen"),

@@ -112,7 +112,7 @@ def test_each_value_may_be_hostile(
 def test_a_file_that_others_may_write_is_not_read(file: StateFile, tmp_path: Path) -> None:
     file.write(State())
     (tmp_path / "launcher.json").chmod(0o620)
-    with pytest.raises(ConfigError, match="others may write"):
+    with pytest.raises(ConfigError, match="other users may write"):
         file.read()
 
 
@@ -129,7 +129,7 @@ def test_a_link_is_not_followed(file: StateFile, tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_waited_for(file: StateFile, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "launcher.json", 0o600)
-    with pytest.raises(ConfigError, match="others may write"):
+    with pytest.raises(ConfigError, match="other users may write"):
         file.read()
 
 
@@ -148,7 +148,7 @@ def test_the_directory_belongs_to_the_user_alone(tmp_path: Path) -> None:
     made = state_directory(tmp_path / "a" / "b")
     assert made.stat().st_mode & 0o777 == 0o700
     made.chmod(0o770)
-    with pytest.raises(ConfigError, match="others may write the directory"):
+    with pytest.raises(ConfigError, match="other users may write to the directory"):
         state_directory(made)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be used"):

@@ -71,7 +71,7 @@ def test_a_program_that_is_gone_leaves_the_launcher_as_it_is(capsys: pytest.Capt
     served.serve()
     assert served.closed
     assert served.reports >= 5
-    said = "the program cannot be run anew, and goes on as it is: No such file or directory\n"
+    said = "the launcher cannot restart its program, and goes on: No such file or directory\n"
     assert capsys.readouterr().err.count(said) == 2
 
 

@@ -285,7 +285,8 @@ def test_who_listens_at_the_port_of_a_job_is_not_asked_about_it(world: World) ->
     world.uid = 1008
     asked, witness = listener.connections, world.witness(listener.port)
     assert witness.ask_all() == 0
-    assert witness.reason == f"the listener at 127.0.0.1:{listener.port} is of uid 1008, who has no rank there"
+    reason = f"the listener at 127.0.0.1:{listener.port} belongs to uid 1008, which owns no rank that uses this address"
+    assert witness.reason == reason
     assert listener.connections == asked
 
 

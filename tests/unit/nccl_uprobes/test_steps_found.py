@@ -325,7 +325,7 @@ def test_a_job_with_more_ranks_than_have_room_has_the_steps_of_those_that_have(m
     # THEN those that came first have their steps
     assert {row["pid"] for row in sink.rows} == {0, 1, 2, 3}
     (state,) = steps.states(Totals("running", {}, {}))
-    assert state.reason == "processes have no steps: 4 others have data"
+    assert state.reason == "some processes have no steps: 4 other processes have data"
     # and another user's process gets a place,
     feed(steps, operations(STEP * 30, pid=100))
     assert numbers([row for row in sink.rows if row["pid"] == 100]) == [*range(29)]

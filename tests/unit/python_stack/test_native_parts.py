@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_opened_ends_the_stack() -> None:
         readers.refuse = True
         threads = asked(readers, FakeParsers())
     assert names(threads[0]["frames"]) == [f"made.so+{CODE:#x}"]
-    assert threads[0]["native_missing"] == "made.so does not say how its frames lie"
+    assert threads[0]["native_missing"] == "made.so has no call frame information"
 
 
 class Broken:

@@ -170,9 +170,9 @@ def test_a_signal_from_another_stack() -> None:
     ("words", "found", "reason"),
     [
         ((), ["leaf"], "the copy of the stack ends"),
-        ((12345,), ["leaf"], "a return address leads to no code"),
+        ((12345,), ["leaf"], "a return address does not point to code"),
         ((at(PLAIN + 0x15), 1), ["leaf", "plain"], "the copy of the stack ends"),
-        ((at(BARE),), ["leaf", "?"], "made.so does not say how its frames lie"),
+        ((at(BARE),), ["leaf", "?"], "made.so has no call frame information"),
     ],
 )
 def test_stacks_that_end_too_early(words: tuple[int, ...], found: list[str], reason: str) -> None:
@@ -193,9 +193,9 @@ def test_frame_pointers_in_a_circle() -> None:
 
 
 def test_code_behind_no_file() -> None:
-    assert walked(12345, 1).reason == "the code does not say how its frames lie"
+    assert walked(12345, 1).reason == "the code has no call frame information"
     stack = walked(at(LEAF), *RETURNS, absent=frozenset({BASE}))
-    assert (names(stack), stack.reason) == (["?"], "made.so does not say how its frames lie")
+    assert (names(stack), stack.reason) == (["?"], "made.so has no call frame information")
 
 
 def test_a_file_that_is_not_there_yet_is_asked_for() -> None:

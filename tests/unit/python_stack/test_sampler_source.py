@@ -254,7 +254,7 @@ def test_threads_for_which_there_is_no_room_are_a_loss(world: World, until: Unti
     world.sampler.process_identified(who(2))
     until(lambda: world.sink.losses)
     (loss,) = world.sink.losses
-    reason = "3 threads beyond the 100 threads of one process, or the share of its user, that it has room for"
+    reason = "no room in the map for 3 threads: a process may have 100, and its user a share of all threads"
     assert (loss.stage, loss.reason, loss.pid) == ("resolve", reason, 2)
     assert loss.ts_from_ns <= loss.ts_to_ns
 

@@ -120,7 +120,7 @@ def test_a_query_without_parameters_is_left_as_it_is() -> None:
         ("SELECT 1", {"b": 1}, "no $b"),
         ("SELECT ?", {"b": 1}, "has no name"),
         ("SELECT $1", {"b": 1}, "has no name"),
-        ("SELECT t.$a FROM t", {"a": 1}, "where a name must stand"),
+        ("SELECT t.$a FROM t", {"a": 1}, "where a name is required"),
         ("SELECT $a", {"a": object()}, "is not a value"),
         ("SELECT $a", {"a": Typed("1", "NOSUCH")}, "there is no type NOSUCH"),
     ],

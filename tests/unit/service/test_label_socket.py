@@ -30,9 +30,9 @@ class Collector:
         self.open.wait(30)
         self.requests.append(request)
         if request["job"] == "later" and len(self.requests) == 1:
-            raise NotFound("the sender is no process of a job")
+            raise NotFound("the sender is not a process of a job")
         if request["job"] == "other":
-            raise PrivilegeError("uid 7 may not label ranks of job other, which is of uid 5")
+            raise PrivilegeError("uid 7 has no right to label ranks of job other, which belongs to uid 5")
 
 
 def send(path: Path, *datagrams: bytes) -> None:

@@ -112,7 +112,7 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(tmp_path: Path) -> None
         ('"probe"', '["probe"]', "none of the scopes"),
         ('"probe"', '"probe"\nuntil = 1', "unknown key 'until'"),
         ('["j1", "j2"]', "[]", "jobs of the token team"),
-        ('["j1", "j2"]', '["j1"]\nscope = "admin"', "its scope must be read"),
+        ('["j1", "j2"]', '["j1"]\nscope = "admin"', 'its scope must be "read"'),
         ("[[token]]", "[[token]", "not TOML"),
         (SEVERAL, "# [[token]]", "must have 1 to"),
     ],

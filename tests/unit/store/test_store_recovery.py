@@ -130,7 +130,7 @@ CELLS: dict[tuple[str, str], Cell] = {
         lambda r: flip(part(r), record_starts(r)[1] + 60), _of(31), [("", "log", None)], "log part 3"
     ),
     ("log", "missing file"): Cell(_lose_a_part, [*_of(21), 51], [("", "log", None)], "3 records are missing"),
-    ("log", "foreign file"): Cell(_part_of_another_store, ALL, [("", "log", None)], "log part 4 is of another store"),
+    ("log", "foreign file"): Cell(_part_of_another_store, ALL, [("", "log", None)], "log part 4 belongs to another"),
     ("segment", "torn last record"): Cell(lambda r: cut(segment(r)), *SEGMENT_LOST),
     # No row lies in its first bytes.
     ("segment", "bad header"): Cell(lambda r: flip(segment(r), 0), ALL, []),

@@ -180,7 +180,7 @@ def test_a_full_disk_puts_it_off(root: Path, monkeypatch: pytest.MonkeyPatch) ->
         with monkeypatch.context() as patch:
             patch.setattr(SystemFiles, "create", lambda *_: full())
             store.maintain()
-            assert "damaged, and set aside later" in store.status()["reason"]
+            assert "damaged, and will be set aside later" in store.status()["reason"]
             assert store.take_losses() == []
         store.maintain()
         assert store.status()["state"] == "running"
@@ -195,7 +195,7 @@ def test_a_damaged_segment_that_is_dropped_is_no_problem_any_more(root: Path, mo
             patch.setattr(SystemFiles, "create", lambda *_: full())
             for _ in range(3):
                 assert store.quarantine(segment(root), "a query could not read it")
-        assert "damaged, and set aside later" in store.status()["reason"]
+        assert "damaged, and will be set aside later" in store.status()["reason"]
         store.set_limits(replace(LIMITS, max_bytes=1))
         for _ in range(2):
             store.maintain()

@@ -59,5 +59,5 @@ def test_a_step_crosses_unchanged(step: Step) -> None:
     ],
 )
 def test_another_message_is_refused(header: dict[str, Any]) -> None:
-    with pytest.raises(FormatError, match="a task answered"):
+    with pytest.raises(FormatError, match="a task sent an invalid message"):
         unpack_step(header, b"")

@@ -77,7 +77,7 @@ def test_what_is_left_out_has_a_value(folder: Path) -> None:
         ('processes = "all"\n' + GOOD, "attach[0].library = 'libc.so*' is wrong", "the path of a file"),
         (HEAD + PLACE + column(name="a", type="f64", doc="A."), "columns[0].type = 'f64' is wrong", "u8, u16"),
         (HEAD + PLACE + column(name="A", type="u8", doc="A."), "columns[0].name = 'A' is wrong", "a letter first"),
-        (HEAD + PLACE + column(name="int", type="u8", doc="A."), "columns[0].name = 'int' is wrong", "no word of C"),
+        (HEAD + PLACE + column(name="int", type="u8", doc="A."), "columns[0].name = 'int' is wrong", "not a word of C"),
         (HEAD + PLACE + column(name="a", type="text", doc="A."), "columns[0].bytes is missing", "1 to 256"),
         (HEAD + PLACE + column(name="a", type="u8", doc="A.", bytes=3), "unknown key columns[0].bytes", "name, type"),
         (HEAD + PLACE + column(name="rank", type="u8", doc="A."), "cannot have a column 'rank'", "every table has"),
@@ -97,7 +97,7 @@ def test_files_that_others_may_write_are_refused(folder: Path) -> None:
     for path in (folder, folder / "p.toml", folder / "p.c"):
         mode = path.stat().st_mode
         path.chmod(mode | 0o020)
-        with pytest.raises(ConfigError, match="may be written by others than its owner"):
+        with pytest.raises(ConfigError, match="is writable by users other than its owner"):
             read_spec(folder, "p")
         path.chmod(mode)
     (folder / "p.c").unlink()

@@ -141,7 +141,7 @@ class NodeServicer:
 
     def Query(self, request, context):
         """Runs one SELECT over this node's tables. The answer is an Arrow IPC stream cut into chunks, then one QueryEnd.
-        Or runs several SELECTs over one snapshot: for each an Arrow IPC stream and a StatementEnd, then one QueryEnd.
+        Or runs several SELECTs over one snapshot: for each, an Arrow IPC stream and a StatementEnd; then one QueryEnd.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -205,7 +205,7 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Config(self, request, context):
-        """Shows the settings, or changes one at run time. Scope of a change: probe if it is about collected data, else admin.
+        """Shows the settings, or changes a setting at run time. Scope of a change: probe if about collected data, else admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,7 +226,7 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AwaitFinding(self, request, context):
-        """Waits until this node has stored another row of diagnosis.findings about a job. A Query has the row. Scope: read.
+        """Waits until this node has stored another row of diagnosis.findings about a job; read the row by Query. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -248,7 +248,7 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Gossip(self, request, context):
-        """A daemon's ping to another, with news of the nodes it knows.
+        """A ping from one daemon to another, with news of the nodes that the sender knows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,7 +1,7 @@
 """Writes entries of the map ``python_off`` (bpf/python_off.bpf.c) for threads that left the CPU unseen.
 
-The programs then report the thread like any other: at each flush while it is off the CPU, and at its switch back, which
-deletes the entry.
+The programs then report the thread like any other thread: at each flush while the thread is off the CPU, and when it
+switches back, which deletes the entry.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ("OffCpuEntries", "frames_hash")
 # Values of enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
 _OFF_CPU, _CUT, _GIL_UNKNOWN = 2, 1, 8
 _U64 = (1 << 64) - 1
-# One process may use one part in _SHARES of the map (AWAY_SHARE of bpf/python_off.bpf.c).
+# One process may use 1/_SHARES of the map (AWAY_SHARE of bpf/python_off.bpf.c).
 _SHARES = 4
 
 
 class OffCpuEntries:
-    """The entries of the map ``python_off``. Not safe for two threads. ``session`` has the object ``python_off``."""
+    """The entries of the map ``python_off``. Not thread-safe. ``session`` has the object ``python_off``."""
 
     def __init__(self, session: Session) -> None:
         self._entries, self._control = session.maps["python_off"], session.maps["control"]
@@ -75,13 +75,15 @@ class OffCpuEntries:
         return made, 0
 
     def drop(self, tid: int, switches: int) -> None:
-        """Deletes the entry of a thread that has run since, unless the entry is newer."""
+        """Deletes the entry of a thread if it was made at this count of context ``switches``: the thread has run since.
+        A newer entry stays.
+        """
         entry = self._entries.lookup(tid)
         if entry is not None and int(entry["switches"]) == switches:
             self._entries.delete(tid)
 
     def clear(self) -> None:
-        """Deletes all entries: they are void after switches that no program saw."""
+        """Deletes all entries. Called after a time in which no program saw switches, so that entries may be invalid."""
         for tid in self._entries.items()[0]:
             self._entries.delete(tid)
 

@@ -1,8 +1,8 @@
 """Reads the stacks of threads that are off the CPU: the reader's request ``blocked``.
 
-The programs see a thread only when it leaves the CPU; the stack of a thread that left earlier is read from outside.
-Equal counts of context switches before and after prove that the thread did not run meanwhile. This module runs in a
-reader, and imports nothing heavy.
+The programs see a thread only when it leaves the CPU. The stack of a thread that left earlier is read by a reader.
+Equal counts of context switches before and after the read prove that the thread did not run meanwhile. This module runs
+in a reader, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _AWAY = frozenset({b"S", b"D", b"T", b"t"})
 class OffCpuThread(NamedTuple):
     """A thread that left the CPU at its ``switches``-th context switch, at ``seen_ns`` (CLOCK_MONOTONIC) or before.
 
-    ``frames``: (address of the code object, bytes from its begin), innermost first, in the form of
-    bpf/python_walk.bpf.h. ``cut``: outer frames are missing.
+    ``frames``: (address of the code object, offset of the instruction in bytes), innermost first, as
+    bpf/python_walk.bpf.h writes them. ``cut``: outer frames are missing.
     """
 
     tid: int
@@ -57,7 +57,7 @@ class _Chosen(Walker):
         """Does nothing: the tids are in the request."""
 
     def _through_cframes(self, threads: list[RawThread], tops: list[int]) -> list[int]:
-        # A running thread may have left its C frame meanwhile; only the wanted threads must have one.
+        # A running thread may have left its C frame meanwhile, so the C frames of unwanted threads are not read.
         pairs = zip(threads, tops, strict=True)
         return super()._through_cframes(threads, [top if self._is_wanted(thread) else 0 for thread, top in pairs])
 
@@ -72,9 +72,10 @@ class _Chosen(Walker):
 def answer_blocked(request: Header) -> Message:
     """Answers ``blocked`` {pid, start_ns, runtime, threads, frames, timeout_ms}.
 
-    ``threads``: at most 256 of [tid, address of its PyThreadState, thread_id], as ``threads`` returned them. Payload:
-    JSON, ``[[tid, switches, seen_ns, cut, [[code, offset], ...]], ...]``, an ``OffCpuThread`` for each thread that did
-    not run while it was read. Without ``frames`` no memory of the process is read.
+    ``threads``: at most 256 of [tid, address of its PyThreadState, thread_id], from an answer to the request
+    ``threads``. The payload is JSON, ``[[tid, switches, seen_ns, cut, [[code, offset], ...]], ...]``, an
+    ``OffCpuThread`` for each thread that did not run while it was read. Without ``frames`` no memory of the process is
+    read.
 
     Raises ProcessGone, PrivilegeError, TargetTimeout, UnsupportedTarget, CorruptTarget and UsageError.
     """
@@ -95,7 +96,7 @@ def answer_blocked(request: Header) -> Message:
 
 
 def unpack_blocked(answer: Message) -> list[OffCpuThread]:
-    """Decodes the answer of ``answer_blocked``. Raises InternalError for anything else."""
+    """Decodes the answer of ``answer_blocked``. Raises InternalError if the answer is malformed."""
     try:
         return [
             OffCpuThread(int(tid), int(switches), int(seen_ns), bool(cut), [(int(c), int(o)) for c, o in frames])
@@ -111,7 +112,7 @@ def _asked(threads: Any) -> list[tuple[int, int, int]]:
     try:
         return [(int(tid), int(state), int(thread_id)) for tid, state, thread_id in threads]
     except (TypeError, ValueError) as e:
-        raise UsageError("each thread must be [number, address of its PyThreadState, thread_id]") from e
+        raise UsageError("each thread must be [tid, address of its PyThreadState, thread_id]") from e
 
 
 def _look(pid: int, tids: Iterable[int]) -> dict[int, int]:

@@ -100,7 +100,7 @@ def test_a_job_of_the_live_view_is_asked_of_no_node() -> None:
 def test_a_body_has_texts_numbers_and_truth_values() -> None:
     given = Parameters.of_json({"sql": "SELECT 1", "all_nodes": True, "rank": 3})
     assert (given.text("sql"), given.flag("all_nodes"), given.number("rank")) == ("SELECT 1", True, 3)
-    with pytest.raises(UsageError, match="half a character"):
+    with pytest.raises(UsageError, match="half a surrogate pair"):
         Parameters.of_json({"sql": "SELECT '\ud800'"}).text("sql")
     for value in (None, [1], {"a": 1}):
         with pytest.raises(UsageError):
