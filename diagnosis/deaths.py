@@ -103,7 +103,7 @@ def first_of(case: Case, died: Sequence[Death]) -> First | None:
     if sudden.kind in (Kind.SUDDEN, Kind.OWN):
         return _first(sudden, died, case)
     if first.kind is Kind.ORDERED:
-        return _ordered(died)
+        return _ordered(case, died)
     window = [d for d in died if d.at_ns - first.at_ns <= _TEARDOWN_NS and d.kind is not Kind.SUDDEN]
     return _first(min(window, key=lambda d: (d.kind, d.at_ns)), died, case)
 
@@ -130,18 +130,28 @@ def _failed(end: Exit) -> bool:
     return bool(end.signal or end.code or end.oom)
 
 
-def _ordered(died: Sequence[Death]) -> First | None:
+def _ordered(case: Case, died: Sequence[Death]) -> First | None:
     first, others = died[0], died[1:]
     # SIGINT from a terminal reaches all ranks and ends each, sooner or later.
     if first.exit.signal == signal.SIGINT and all(d.kind is Kind.CONSEQUENCE for d in others):
         return First(first, 0.8 if others else 0.6, "" if others else "who sent SIGINT to it is not known")
     if first.exit.signal == signal.SIGTERM:
+        if _succeeded(case, first):
+            return None
         if others and all(d.kind is Kind.CONSEQUENCE for d in others):
             return First(first, 0.8)
         if not others or (others[0].at_ns - first.at_ns > _ORDER_NS and others[0].rank.node == first.rank.node):
             return First(first, 0.6, "who sent SIGTERM to it is not known")
     own = [d for d in others if d.kind in (Kind.OWN, Kind.UNKNOWN)]
     return First(own[0], 0.4, f"rank {first.rank.rank} was ended before it") if own else None
+
+
+def _succeeded(case: Case, death: Death) -> bool:
+    """Returns whether the launcher of a rank that died exited with code 0 later. Such a launcher ended the rank itself,
+    to start the ranks again with more or fewer nodes.
+    """
+    launchers = [p for p in case.facts.processes if p.role == "launcher" and p.node == death.rank.node]
+    return any(p.exit is not None and p.exit.code == 0 and p.exit.ts_ns >= death.exit.ts_ns for p in launchers)
 
 
 def _first(death: Death, died: Sequence[Death], case: Case) -> First:

@@ -185,6 +185,18 @@ def test_an_elastic_restart_is_no_death() -> None:
     assert found_in(facts(ended(0, 1, code=1), waits(1, seconds=1))) == []
 
 
+@pytest.mark.parametrize("others", [(), (ended(1, 19.9, *broken(), code=1, logs=(CLOSED,)),)])
+def test_an_elastic_restart_of_a_job_that_ended_well_is_no_death(others: tuple[Rank, ...]) -> None:
+    made = facts(ended(0, 20, by=TERM), *others)
+
+    def launched(code: int | None, ended_ago: float) -> Facts:
+        return replace(made, processes=(Process("a", 7, 7, "launcher", "exited", Exit(ago(ended_ago), code)),))
+
+    assert found_in(launched(0, 3)) == []
+    for code, ended_ago in ((1, 3), (None, 3), (0, 23)):
+        assert culprits(launched(code, ended_ago)) == [0]
+
+
 def test_a_rank_that_exits_early_with_0() -> None:
     finding = the(facts(waits(0), waits(1), ended(2, 21, *history(8, ago=22), code=0), waits(3)))
     assert finding.sentence == "rank 2 (node a, pid 4002) exited with code 0 while ranks 0-1,3 wait for it"
