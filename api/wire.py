@@ -67,7 +67,7 @@ def parts_of(message: pb.QueryReply) -> Sequence[pb.QueryReply]:
     """Returns the parts of a message of Query; a message without parts is itself the only part. Raises PeerError for
     too many parts."""
     if len(message.parts) > MAX_PARTS:
-        raise PeerError(f"a message of an answer has {len(message.parts)} parts, more than allowed")
+        raise PeerError(f"a reply message has {len(message.parts)} parts, more than allowed")
     return message.parts or (message,)
 
 

@@ -133,10 +133,10 @@ class GlobalOptions:
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="The token itself; the process list shows it.")] = (
         None
     )
-    tls: Annotated[bool, typer.Option("--tls", help="Use TLS to HOST:PORT, with the system's authorities.")] = False
+    tls: Annotated[bool, typer.Option("--tls", help="Connect to HOST:PORT by TLS; trust the system's CAs.")] = False
     tls_ca: Annotated[
         str | None,
-        typer.Option(envvar="PROBING_TLS_CA", metavar="FILE", help="Use TLS, with the authorities in this file."),
+        typer.Option(envvar="PROBING_TLS_CA", metavar="FILE", help="Connect by TLS; trust the CAs in this file."),
     ] = None
     tls_cert: Annotated[
         str | None, typer.Option(envvar="PROBING_TLS_CERT", metavar="FILE", help="Certificate to show to nodes.")

@@ -96,7 +96,9 @@ def choose(
 
 
 def _vouches(own: str, peers: Sequence[pb.Peer]) -> bool:
-    """Returns whether the version of the target (the node ``own``) reports how the identity of peers is proven."""
+    """Returns whether the target (the node ``own``) runs a daemon new enough to report how each peer proved its
+    identity.
+    """
     return any(peer.node == own and peer.bound for peer in peers)
 
 

@@ -116,14 +116,16 @@ def named(index: Array, known: Sequence[str]) -> pa.Array[Any]:
 
 
 def texts(values: Sequence[str | None], which: Array) -> pa.Array[Any]:
-    """Returns the text of each row's group as a dictionary array, in which each text occurs once."""
+    """Returns ``values[which]`` as a dictionary array whose dictionary has no duplicates. ``which``: for each row, an
+    index into ``values``.
+    """
     distinct = sorted({value for value in values if value is not None})
     place = {value: index for index, value in enumerate(distinct)}
     return named(np.array([-1 if value is None else place[value] for value in values], np.int32)[which], distinct)
 
 
 def integers(values: Sequence[int | None], which: Array) -> pa.Array[Any]:
-    """Returns the 32-bit number of each row's group."""
+    """Returns ``values[which]`` as a column of 32-bit integers. ``which``: for each row, an index into ``values``."""
     found = np.array([0 if value is None else value for value in values], np.int32)[which]
     return numbers(found, np.array([value is None for value in values], bool)[which])
 

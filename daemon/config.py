@@ -57,25 +57,27 @@ DEFAULT_FILE = Path("/etc/probingd/probingd.toml")
 PUBLIC = "public/probingd.sock"
 # Directory of the collector's socket within the runtime directory; the service may enter it.
 CONTROL = "control"
-# sun_path holds 108 bytes with its final NUL; the longest name beside PATH is PATH.d/public/probingd.sock.
+# The maximum length of the socket's path PATH, in bytes. sun_path holds 108 bytes including the final NUL, and the
+# longest path that is made from PATH is PATH.d/public/probingd.sock.
 MAX_SOCKET_PATH = 107 - len(f".d/{PUBLIC}")
 MAX_FILE_BYTES = 1 << 20
 MAX_LABELS = 16
 # The smallest limits of stored rows, in days and bytes: a lower limit would delete rows at once.
 LEAST_DAYS, LEAST_TABLE_BYTES = 0.05, 1 << 20
-# The sections that the scope probe may change: they say what is collected. All others need the scope admin.
+# The sections that a caller with the scope probe may change: they say what is collected. All others need the scope
+# admin.
 _COLLECTED = frozenset(("cuda", "gpu", "host", "job_rows", "labels", "logs", "nccl", "net", "sampling", "variables"))
-# The most entries of a list that has no bound of its own.
+# The maximum number of entries of a list that has no bound of its own.
 MAX_ENTRIES = 1 << 16
-# The most variables read from a process at once (values.names.MAX_NAMES).
+# The maximum number of variables that are read from a process at once (values.names.MAX_NAMES).
 MAX_WATCHED = 64
 
 
 class Option(NamedTuple):
-    """An option: the annotation of its field, and its default.
+    """An option of the configuration: the annotation of its field, with the default.
 
-    ``least`` and ``most``: the bounds of its value, or of the length of a list. ``hidden``: the value may contain a
-    secret, and is not shown to clients with the scope read.
+    ``least`` and ``most``: the bounds of its value; for a list, ``most`` is the maximum length. ``hidden``: the value
+    may contain a secret, and is not shown to clients with the scope read.
     """
 
     doc: str
@@ -86,7 +88,7 @@ class Option(NamedTuple):
 
 
 class UsersConfig(NamedTuple):
-    """The users of the daemon's processes: each a name, or a number, for which no account need exist."""
+    """The users of the daemon's processes. Each is a name or a number; a number needs no account."""
 
     collector: Annotated[str, Option("user of the collector and the readers")] = "probing"
     service: Annotated[str, Option("user of the gRPC service")] = "probing-service"
@@ -318,7 +320,9 @@ class DiagnoseConfig(NamedTuple):
 
     @property
     def phase_limits(self) -> dict[str, float]:
-        """Returns how long each phase may last that has a limit of its own, s, by the value of the label ``phase``."""
+        """Returns the time limits of the phases that have a limit of their own, s. Keys: values of the label
+        ``phase``.
+        """
         return {"compile": self.compile_s, "eval": self.eval_s, "checkpoint": self.checkpoint_s}
 
 
@@ -386,7 +390,7 @@ class Config(NamedTuple):
 
     @property
     def public_socket(self) -> str:
-        """The path of the socket for clients; under the supervisor it is a link to ``socket``."""
+        """The path of the socket for clients; under the supervisor, this path is a link to ``socket``."""
         inner = f"{self.runtime_dir}/{PUBLIC}"
         return self.runtime_dir.removesuffix(".d") if self.socket == inner else self.socket
 

@@ -56,7 +56,10 @@ class Context:
         """
         found = self.shared.get(kind)
         if not isinstance(found, kind):
-            raise InternalError(f"no {kind.__name__} was built before the source that needs it: move it up in SOURCES")
+            raise InternalError(
+                f"a source needs {kind.__name__}, but no earlier source shares it: move the source that shares it up in"
+                " SOURCES"
+            )
         return found
 
 

@@ -269,7 +269,7 @@ class Source:
     def tick(self) -> None: ...
 
     def settings_changed(self) -> bool:
-        """Applies changed settings. Returns whether the libraries have to be attached again."""
+        """Applies changed settings. Returns whether probes must be attached to the libraries again."""
         return False
 
     def pause(self, paused: bool) -> None:

@@ -122,7 +122,8 @@ def _instants(ranks: Iterable[Rank]) -> Mapping[tuple[str, int], Mapping[str, _I
             if o.seq is None or o.t_call_ns is None or o.t_done_ns is None:
                 continue
             if is_p2p(o.op):
-                # On this communicator, the numbers of the rank's collectives count this operation, too.
+                # On this communicator, point-to-point operations also advance the rank's sequence number, so the
+                # sequence numbers of its collectives may differ from those of other ranks.
                 mixed.add(o.comm)
             if o.state in ("failed", "abandoned"):
                 # The operation did not end together with the operations of the other ranks.

@@ -24,7 +24,8 @@ from probing.diagnosis.words import clean
 
 __all__ = ("Drift", "drifts_of", "with_drift")
 
-# Before the drift, all ranks must have had the same number at this many successive calls of the other communicator.
+# A drift counts only if, at this many or more compared calls on the other communicator just before it, all ranks had
+# reached the same call number on the first communicator.
 _BEFORE = 8
 _MOST_MARKS = 64
 # Limits that keep the comparisons for one job below 5 s: a thousand ranks and one other communicator take 50 ms.

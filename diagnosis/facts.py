@@ -104,7 +104,7 @@ class Thread:
 
     ``since_ns``: the time of the first of the latest samples that all show this innermost Python frame; None without
     samples. ``moving``: whether the stack differed between two readings; None after one reading. ``native_missing``:
-    why there are no native frames. The last fields are as in ``Condition``.
+    why there are no native frames. The fields from ``wchan`` on are as in ``Condition``.
     """
 
     tid: int

@@ -156,7 +156,9 @@ def _is_unicode(found: Mapping[str, object]) -> bool:
 
 
 def _read_words(ranks: list[Any]) -> None:
-    """Replaces the words for numbers that are not finite; values of other shapes are refused later."""
+    """Replaces the texts "nan", "inf" and "-inf" in series with floats. Stops at a malformed rank or series: the check
+    of types refuses it later.
+    """
     with suppress(AttributeError, KeyError, TypeError):
         for series in (series for rank in ranks for series in rank.get("series", ())):
             series["values"] = [_WORDS.get(x, x) if isinstance(x, str) else x for x in series["values"]]
@@ -173,7 +175,8 @@ def _check_version(found: Mapping[str, object]) -> None:
 def _check_size(data: bytes, ranks: list[Any]) -> None:
     if len(ranks) > MAX_RANKS:
         raise _damaged(f"more than {MAX_RANKS} ranks")
-    # The size of a rank is known only after it is encoded again, so small facts are not measured.
+    # Measuring a rank means encoding it again, which is slow. A file of at most RANK_BYTES cannot contain a rank that
+    # is too large, so its ranks are not measured.
     if len(data) > RANK_BYTES:
         if any(len(_bytes(rank)) > RANK_BYTES for rank in ranks):
             raise _damaged(f"a rank of more than {RANK_BYTES} bytes")

@@ -137,8 +137,8 @@ def site(case: Case, rank: int) -> str | None:
 
 
 def operation_text(case: Case, comm: str | None, op: str | None, seq: int | None) -> str:
-    """Returns a text such as "all_reduce seq 7 of default_pg"; if the role of the communicator is known, "of tp
-    (NAME)".
+    """Returns a text such as "all_reduce seq 7 of default_pg", or "all_reduce seq 7 of tp (NAME)" if the role of the
+    communicator is known.
     """
     if op == INIT:
         return "the creation of a communicator"

@@ -1,4 +1,4 @@
-"""Finds ranks that are persistently last at collectives, and the time that the other ranks lose by them."""
+"""Finds ranks that persistently arrive last at collectives, and how long the other ranks wait for them."""
 
 from __future__ import annotations
 

@@ -25,9 +25,10 @@ _Key = tuple[str, str, int | None]
 class Work:
     """The work of a rank, without its waits for others, as shares of the window.
 
-    ``shares``: the shares by frame, with and without its line, at any depth of a stack. ``leaves``: shares of innermost
-    frames. ``depths``: the mean distance from the innermost frame. ``blocked``: the part of a frame's share that is off
-    the CPU.
+    ``shares``: for each frame, the share of the window in which it is anywhere in the stack. Each frame has two keys:
+    with its line number, and with None in its place. ``leaves``: the shares of innermost frames, with line numbers.
+    ``depths``: the mean distance of each frame from the innermost frame. ``blocked``: the part of each frame's share
+    that is off the CPU.
     """
 
     total: float
@@ -146,7 +147,9 @@ def difference(one: Sequence[Sample], others: Iterable[Work]) -> Difference | No
 
 
 def _excess(leaf: _Key, mine: Work, theirs: Sequence[Work]) -> float:
-    """Returns the part of an innermost frame's share that exceeds the other ranks' share."""
+    """Returns the fraction of an innermost frame's share of the work that exceeds the median share on the other ranks,
+    0 to 1.
+    """
     usual = median(work.leaves.get(leaf, 0.0) / work.total for work in theirs)
     return max(0.0, 1 - usual * mine.total / mine.leaves[leaf]) if mine.leaves[leaf] > 0 else 0.0
 

@@ -1,11 +1,12 @@
 """Adds to findings after the rules: faulty hardware, known bugs, time-outs, advice, and commands to type.
 
-NCCL: a watchdog compares the time since each operation was called with the time-out of its process group, and ends the
-process (WorkNCCL::checkTimeout of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). gloo: the wait for a peer fails
+NCCL: a watchdog ends the process when an operation is older than the time-out of its process group
+(WorkNCCL::checkTimeout of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). gloo: the wait for a peer fails
 (UnboundBuffer::waitRecv of gloo/transport/tcp/unbound_buffer.cc). The default time-outs are those of
 torch/distributed/constants.py since torch 2.2.
 
-Next steps in the vocabulary contain the placeholders ``--job J``, ``--rank R`` and ``PID``, which this module fills in.
+The next steps that vocabulary.py defines contain the placeholders ``--job J``, ``--rank R`` and ``PID``, which this
+module fills in.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ _BUGS = (
 
 
 def with_known_bugs(case: Case, finding: Finding) -> Finding:
-    """Returns a hang with the known bugs that the stacks of its culprits may show as evidence. Without culprits, the
-    stacks of its victims are searched. Other findings are returned unchanged.
+    """Returns ``finding``; if it is a hang, the known bugs that match stacks of its culprits are added to its evidence.
+    If a hang has no culprits, the stacks of its victims are searched.
     """
     if finding.verdict.group != "hang":
         return finding
@@ -200,7 +201,8 @@ _PROGRAM = "the program does the same again"
 _OF_PROGRAM = frozenset(("deadlock", "unmatched_p2p", "shifted_sequence", "bad_values", "memory_growth"))
 # Verdicts with which the job goes on, or will go on.
 _GOES_ON = frozenset(("slow_rank", "job_slowdown", "memory_imbalance", "mixed_devices", "packet_loss", "gpu_throttled"))
-# Activities that end by themselves, by a signal, or with more CPU or memory.
+# Activities that end by themselves, or once the process is continued (by a signal or its debugger) or gets more CPU or
+# memory.
 _PASSES = {
     "compiling": "compilation ends",
     "garbage_collection": "a collection of garbage ends",

@@ -59,8 +59,8 @@ class Pending:
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """The wait-for graph. ``waits``: the wait of each waiting rank, by rank. Each of these ranks is a waiter of one of
-    ``operations``.
+    """The wait-for graph. ``waits`` maps each waiting rank to its wait. Each of these ranks is among the ``waiters`` of
+    one of ``operations``.
     """
 
     waits: Mapping[int, Wait]

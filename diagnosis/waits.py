@@ -219,7 +219,8 @@ _S = 10**9
 
 
 def gate_ns(facts: Facts) -> int:
-    """Returns the time after which a wait is a stall, ns: ``stall_s``, or twice the longest usual gap of the job.
+    """Returns the time after which a wait is a stall, ns: the larger of ``stall_s`` and twice the job's longest
+    usual gap.
 
     No wait is a stall while a rank is in a phase whose limit has not passed.
     """

@@ -80,15 +80,16 @@ GIVEN = frozenset(
 class Spec:
     """What a group runs.
 
-    ``id``: a random text, chosen when the group is created, so that two groups of the same name are never confused.
+    ``id``: a random string, chosen when the group is created, so that two groups of the same name are never confused.
     ``version``: grows by 1 with each change. ``owner`` and ``uid``: the user who signed the specification, on the node
     ``signed_on``. ``workers``: names ``NODE-N``. ``master``: a worker, or the node of a worker. ``world_size`` None:
-    the number of workers. ``max_restarts``: the maximum number of restarts within an hour without an order of the
-    owner. ``min_nodes`` above 0: the group is started again without a node that failed, if at least this number of
-    nodes is left. ``grace_s``: time between SIGTERM and SIGKILL. ``fence_s``: a launcher without word from a majority
-    of the group's nodes ends its ranks after this time, if the group may be started without its node. ``save``: a
-    command that runs on each node before a restart without an order, for at most ``save_s``; the single word SIGUSR1
-    means that the ranks get this signal. ``log_bytes``: the size at which the log of a rank is rotated.
+    the number of workers. ``max_restarts``: the maximum number of automatic restarts within an hour. ``min_nodes``
+    above 0: the group is started again without a node that failed, if at least this number of nodes is left.
+    ``grace_s``: time between SIGTERM and SIGKILL. ``fence_s``: if a launcher has not heard from a majority of the
+    group's nodes for this long, it ends its own ranks; this holds only if the group may be started again without the
+    launcher's node (``fenced``). ``save``: a command that runs on each node before an automatic restart, for at most
+    ``save_s``, or SIGUSR1: the ranks get this signal instead. ``log_bytes``: the size at which the log of a rank is
+    rotated.
     """
 
     name: str

@@ -100,7 +100,7 @@ WAITS_BY_HOUR = view(
         Column("rank", I32, "Rank that waits.", sql="o.rank"),
         Column("waits_for", I32, "Rank that called last.", sql="o.last_rank"),
         Column("waits_for_node", NAME, "Node of the rank that called last.", sql="o.last_node"),
-        Column("ops", I64, "Number of operations in which the rank in waits_for called last.", sql="o.ops"),
+        Column("ops", I64, "Number of operations in which the rank of the column waits_for called last.", sql="o.ops"),
         Column("wait_ns", I64, "How long the rank waited in these operations, ns.", sql="o.wait_ns"),
     ),
     f"({_HOURS}) AS o",
@@ -132,7 +132,7 @@ SLOW_NODES = view(
         Column(
             "lag_ns",
             F64,
-            "Mean time by which the node's rank called later than the first rank in these operations, ns.",
+            "Mean time from the first to the last call of an operation, over the operations that last_ops counts, ns.",
             sql="o.lag_ns",
         ),
         Column("wait_ns", I64, "Sum of the times that all ranks waited for the node, ns.", sql="o.wait_ns"),

@@ -82,7 +82,8 @@ def _require_comm(cluster: Cluster, job: str | None, comm: str) -> None:
     if not rows_of(cluster.query(sql))[0]["known"]:
         whose = "" if job is None else f" of job {job}"
         raise NotFound(
-            f"there is no communicator {comm}{whose}", hint="`probingctl nccl` shows the communicators with operations"
+            f"there is no communicator {comm}{whose}",
+            hint="`probingctl nccl` lists the communicators that have operations",
         )
 
 

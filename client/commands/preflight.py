@@ -42,7 +42,7 @@ class Options:
     ] = None
     env_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="NAME=VALUE for all ranks; a section [NODE] is for one rank of NODE."),
+        typer.Option(metavar="FILE", help="NAME=VALUE lines for all ranks, then one [NODE] section per rank."),
     ] = None
     iface: Annotated[str | None, typer.Option(metavar="IF", help="A network interface that every node must have.")] = (
         None

@@ -102,7 +102,9 @@ def _check(options: Options, names: Sequence[str], pids: Sequence[int]) -> None:
         raise UsageError("there is no name of a variable", hint="for example: probingctl vars --job 4711 loss step")
     for name in names if options.watch else ():
         if "," in name:
-            raise UsageError(f"{name}: a name has no comma", hint="separate names with spaces: loss step")
+            raise UsageError(
+                f"{name}: the name of a variable cannot contain a comma", hint="separate names with spaces: loss step"
+            )
     if (options.watch or options.unwatch) and pids and options.job:
         raise UsageError("--job and PID contradict each other", hint="a watch is for one job, some processes, or all")
 

@@ -138,7 +138,9 @@ def grouped(profile: Profile, keys: Sequence[str]) -> Profile:
 
 
 def label(frame: Frame, short: dict[str, str]) -> str:
-    """Returns ``func (file)`` or ``func (file:line)``; ``short`` has the file names of ``short_files``."""
+    """Returns ``func (file)`` or ``func (file:line)``. ``short``: the short name of each file, as ``short_files``
+    returns them.
+    """
     if not frame.file:
         return frame.func or "?"
     where = short.get(frame.file, frame.file)

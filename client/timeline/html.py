@@ -76,7 +76,7 @@ def _built(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Returns the source expression of a policy that allows an element with ``text`` as its content."""
+    """Returns the hash source of a Content-Security-Policy that allows an inline element with the content ``text``."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

@@ -48,7 +48,8 @@ _ANY_ERROR_NS = 2**60
 _UNSIGNED = 2**64 - 1
 _NO_STACK = Frame("(the stack is not stored)")
 _LEFT_OUT = Frame(f"(one of more than {_MOST_STACKS:,} stacks)")
-# How long before the range the reading of findings starts: an open finding may have been stored long before the range.
+# Findings are read from this long before the start of the range, because a finding that is still open may have been
+# stored long before the range.
 _LOOK_BACK_NS = 7 * 86_400 * 10**9
 _FINDING = ("verdict", "severity", "state", "confidence", "sentence", "ranks", "since", "opened", "closed", "found_by")
 _LOSSES = """
@@ -83,9 +84,9 @@ class Timeline:
     """The timeline of ``job`` in the range [``begin``, ``end``), UTC ns by our clock.
 
     ``operations``, ``samples`` and ``counters`` read rows while they are iterated over. Columns of these rows refer by
-    index to ``names``, the processes, communicators and texts that were read so far. ``losses_of_job`` yields the gaps
-    that were seen so far. ``rows`` is the number of rows that were read, of about ``expected``; ``counts``: the rows by
-    section. ``notes`` say what is left out.
+    index to ``names``, the processes, communicators and texts that were read so far. ``losses_of_job`` yields the
+    losses (ranges with missing rows) that are known so far. ``rows`` is the number of rows that were read, of about
+    ``expected``; ``counts``: the rows by section. ``notes`` say what is left out.
     """
 
     def __init__(self, cluster: Cluster, job: str, begin: int, end: int, *, present: bool) -> None:

@@ -222,7 +222,8 @@ class Fetcher:
         try:
             addresses = self._cluster.addresses()
             if self._failed is None:
-                # These nodes are asked as soon as they answer again.
+                # Nodes that had failed at the start stay in the list. They are queried once they have answered the
+                # health check.
                 self._failed = tuple(failed.address for failed in self._cluster.absent)
                 self.health.failed(self._cluster.absent)
             return (*addresses, *self._failed)

@@ -33,12 +33,11 @@ def anybody(connection: socket.socket) -> Peer | None:
 
 
 def callers_alone(connection: socket.socket) -> Peer | None:
-    """Returns the peer as ``anybody`` does. Processes of users other than the caller are strangers, except processes of
-    root and, if the caller is root, of the user who called sudo.
+    """Returns the peer as ``anybody`` does. Only processes of the user who runs this server, of root, and (if the
+    server runs as root) of the user who called sudo may ask. Processes of all other users are strangers.
 
-    A tunnel of ssh belongs to its user. The user of a process in another network namespace is unknown: the process is
-    not a stranger, but needs the key. The user of a process that has closed its end is also unknown: the process is a
-    stranger.
+    A tunnel of ssh belongs to its user. A peer in another network namespace has an unknown user: it is not a stranger,
+    but needs the key. A peer that has closed its end counts as a stranger.
     """
     user = peer_user(connection)
     peer = _peer(connection, user)

@@ -19,8 +19,8 @@ _MAX_FILE = 1 << 20
 
 class Credentials:
     """Chooses the authorization of calls to each node. A node that accepts bound tokens, as the target reports, gets a
-    token that is bound to the node's name and works nowhere else. All other nodes get ``token`` itself, such as the
-    target and the nodes that the user lists."""
+    token that is bound to the node's name and works nowhere else. All other nodes, such as the target and the nodes
+    that the user lists, get ``token`` itself."""
 
     def __init__(self, token: str = "") -> None:
         self.token = token

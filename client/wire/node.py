@@ -27,7 +27,8 @@ _SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 # If a node does not answer a call for longer than _PATIENCE_S, further calls to the node fail at once for _PAUSE_S.
 _PATIENCE_S = 1.0
 _PAUSE_S = 10.0
-# The node's own deadline is this much earlier, so that the node can report what took too long, s.
+# How much earlier than the deadline of gRPC the node's own deadline ends, s, so that the node can still report what
+# took too long.
 _MARGIN_S = 0.3
 # The time that AwaitFinding gets for its answer beyond the wait that the caller asked for, s.
 _ANSWERS_S = 10.0

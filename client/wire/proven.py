@@ -28,7 +28,8 @@ __all__ = ("Listener", "ProvenRoute", "listeners", "require_proven", "trusted_us
 
 _CREDENTIALS = struct.Struct("3i")
 _PIECE = 256 << 10
-# The maximum number of attempts: if a daemon starts meanwhile, the connection is made and checked again.
+# The maximum number of attempts to connect. If the listeners change between the checks before and after connecting, for
+# example because a daemon starts, the connection is made and checked again.
 _ATTEMPTS = 3
 _BACKLOG = 16
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _LISTEN = 4, 20, 0x301, 1 << 10

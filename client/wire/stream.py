@@ -178,7 +178,7 @@ async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool
 
 
 class _Statement:
-    """The messages of one statement, in the form of a call that answers only this statement.
+    """The messages of one statement of a call. ``next`` returns them as if the call had only this statement.
 
     ``several``: whether the request has several statements, so that errors need the statement's name. ``lacks``: the
     error for a table that the node lacks, set after the last message.
@@ -214,7 +214,7 @@ class _Statement:
 
     def _end(self, end: pb.StatementEnd) -> pb.QueryEnd:
         if end.name != self._name:
-            raise PeerError(f"the node answered another statement than {self._name}", hint="ask again")
+            raise PeerError(f"the node sent the result of a statement other than {self._name}", hint="ask again")
         if end.HasField("error"):
             prefix = f"{self._name}: " if self._several else ""
             raise error_from(end.error.kind, f"{prefix}{end.error.message}", end.error.hint, end.error.code)

@@ -50,8 +50,8 @@ class _Known:
 
 
 class Pace:
-    """Rate-limits processes with frequent events: each time a process passes, the pause before it may pass again
-    doubles, up to LAST_S. Not thread-safe.
+    """Rate-limits the handling of processes with frequent events: each time a process is let through, the pause before
+    it may be let through again doubles, up to LAST_S. Not thread-safe.
     """
 
     def __init__(self) -> None:

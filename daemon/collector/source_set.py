@@ -145,7 +145,7 @@ class SourceSet:
             source.started(alive)
 
     def states(self, totals: Totals) -> list[SourceState]:
-        """Returns the states of all sources. A source whose states cannot be made is degraded."""
+        """Returns the states of all sources. A source that raises when it is asked for them is reported as degraded."""
         states: list[SourceState] = []
         for source in self._sources:
             try:

@@ -215,7 +215,9 @@ class Hooks:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Returns the numbers of hooks by outcome, for /metrics; empty without a configured hook."""
+        """Returns how many runs of the hook started and failed, and how many findings were lost, for /metrics; empty if
+        no hook is configured.
+        """
         return {"started": self.started, "failed": self.failed, "lost": self.lost} if self._wanted else {}
 
     @property

@@ -286,8 +286,8 @@ class JobFindings:
             # passed.
             self._known.discard(name)
             return self._close([name], look.now_ns)
-        # Only a look with stacks can refute a hang. A look at a job that stands still cannot refute other findings,
-        # except a death.
+        # Only a look with stacks can refute a hang. Any look can refute a death. Other findings can be refuted only
+        # while the job is not stalled.
         refuted = look.deep if one.group == _HANG else one.group == _DEATH or not look.stalled
         one.misses += refuted and not look.unread
         return self._close([name], look.now_ns) if one.misses >= _MISSES else []

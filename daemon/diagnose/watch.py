@@ -139,7 +139,7 @@ class JobWatch:
         self._left_out: Counter[int | None] = Counter()
         self._started: float | None = None
         self._tries = RESTORE_TRIES
-        # Rows of findings that an earlier daemon stored, of jobs that were not seen yet.
+        # Rows of findings that an earlier daemon stored, for jobs that this daemon has not seen yet.
         self._restored: dict[_Key, list[Mapping[str, Any]]] = {}
         # The columns _NAMES of restored findings whose jobs were not seen in the first seconds. The hooks of these
         # findings have started, so they must not start again.

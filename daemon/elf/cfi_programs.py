@@ -252,7 +252,7 @@ def execute(cursor: Cursor, state: State, cie: Cie, initial: dict[int, Rule], ad
             raise UnsupportedTarget("call frame information has the unsupported instruction DW_CFA_set_loc")
         else:
             _instruct(op, cursor, state, cie, initial)
-    raise CorruptTarget("call frame information has no end")
+    raise CorruptTarget("a program of call frame information has too many instructions")
 
 
 def _advance(state: State, delta: int, address: int) -> None:

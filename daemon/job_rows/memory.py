@@ -150,7 +150,9 @@ def _described(text: bytes) -> tuple[str, dict[str, str], np.dtype[np.void]]:
     if not isinstance(table, str) or not all(map(USER_NAME.fullmatch, [table, *names])):
         raise FormatError("the names of a job's table and its columns must consist of a-z, 0-9 and _")
     if not 0 < len(set(names)) == len(names) <= MAX_COLUMNS:
-        raise FormatError(f"the job's table {table} has {len(names)} columns, or two columns with the same name")
+        raise FormatError(
+            f"the job's table {table} has {len(names)} columns: none, too many, or two with the same name"
+        )
     fields: list[tuple[str, str]] = [("number", "<u8"), ("mono_ns", "<i8"), ("time", "<i8")]
     for name, kind, size in columns:
         if kind not in JOB_TYPES or not (2 <= size <= LONG if kind == "text" else size == 8):

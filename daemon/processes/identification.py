@@ -289,7 +289,8 @@ class Identification:
         return self._registry.over(key) or self._lineage.has_ended(key)
 
     def _read_group(self, key: ProcessKey) -> None:
-        # Once a process has a process group, all variables from which the group was made are set: read them.
+        # Once a process has made a process group of torch.distributed, the environment variables that torch read for it
+        # are set, so the process is read again now.
         if (key in self._looks or key in self._failures) and key not in self._grouped:
             self._grouped.add(key)
             self._wanted.add(key.pid)

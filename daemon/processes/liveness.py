@@ -87,8 +87,9 @@ def real_user(pid: int) -> int | None:
 
 
 def owner_now(pid: int) -> int | None:
-    """Returns the user who owns a process, for limits that are shared among users. In a user namespace this is the
-    creator of the namespace, because one user can have many uids inside it. Returns None for a process that has ended.
+    """Returns the user to whom a process is charged where a limit is divided among users. For a process in a user
+    namespace that root did not create, this is the user who created the namespace, because one user can have many uids
+    inside it. Returns None for a process that has ended.
     """
     uid = real_user(pid)
     try:

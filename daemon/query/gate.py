@@ -140,7 +140,9 @@ def _expand(
 
 
 def _check_count(root: exp.Query, times: int) -> list[exp.Expr]:
-    """Returns all nodes of ``root``. Raises QueryRejected above ``times`` the limits."""
+    """Returns all nodes of ``root``. Raises QueryRejected if ``root`` has more than ``times`` * MAX_NODES nodes or
+    ``times`` * MAX_QUERIES queries.
+    """
     nodes = list(root.walk())
     if len(nodes) > MAX_NODES * times or sum(isinstance(node, exp.Query) for node in nodes) > MAX_QUERIES * times:
         raise QueryRejected(f"more than {MAX_NODES} parts or {MAX_QUERIES} SELECTs", hint="split the query")

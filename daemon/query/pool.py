@@ -44,7 +44,7 @@ class WorkerPool:
     """
 
     def __init__(self, path: str, policy: Policy = QUERY) -> None:
-        """Makes the pool. ``policy``: QUERY or GATE; tests change single values of these."""
+        """Makes the pool. ``policy``: QUERY or GATE; tests pass a copy with some fields changed."""
         self._pool = Pool(path, policy)
         self._checks = policy.greeting == GATE.greeting
 

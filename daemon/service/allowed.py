@@ -43,9 +43,9 @@ _HINT = "add its network to cluster.allow of this node"
 
 
 class Allowed:
-    """The allowed addresses. ``networks``: the value of ``cluster.allow``. If ``networks`` is empty, the allowed
-    networks are the networks of this machine's interfaces, and the sites (``around``) of the seeds and of ``own``, the
-    address of this node. Belongs to one event loop."""
+    """The allowed addresses. ``networks``: the value of ``cluster.allow``. ``own``: the address of this node. If
+    ``networks`` is empty, these are allowed: the networks of this machine's interfaces, and the network around each
+    seed and around ``own`` (see ``around``). Belongs to one event loop."""
 
     def __init__(self, networks: Sequence[str] = (), own: str = "") -> None:
         self._chosen = bool(networks)

@@ -78,7 +78,7 @@ class CollectorClient:
         try:
             return {table.name: table for table in map(user_table_from, found["tables"])}
         except (FormatError, KeyError) as e:
-            raise InternalError("the collector's tables are malformed") from e
+            raise InternalError("the collector returned malformed tables") from e
 
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
@@ -221,7 +221,7 @@ def _read(kind: type[_T], message: Message, what: str) -> _T:
     try:
         return typed(kind, {**message.header, **typed_json(Header, message.payload or b"{}")})
     except ValueError as e:
-        raise InternalError(f"the collector's {what} are malformed: {e}") from e
+        raise InternalError(f"the collector returned malformed {what}: {e}") from e
 
 
 class _KeptGroups(Struct):

@@ -152,7 +152,9 @@ class Records:
         if not self.loaded:
             raise _starting()
         if name in self._damaged:
-            raise PeerError(f"the record of group {name} cannot be read here", hint="the daemon's log names its file")
+            raise PeerError(
+                f"the record of group {name} cannot be read here", hint="the daemon's log names the file of the record"
+            )
         return self.entries.get(name)
 
     def entry(self, name: str, identity: str = "") -> Entry:

@@ -195,7 +195,7 @@ class Groups:
         return self._workers.rows()
 
     def sources(self) -> list[SourceState]:
-        """Returns the row of groups for ``status`` and ``probing.sources``."""
+        """Returns the row of the source ``groups``, for ``status`` and ``probing.sources``."""
         detail = plural(len(self._shown()), "group")
         state = "running" if self._records.loaded and not self._problem else "degraded"
         return [SourceState("groups", state, self._problem, detail=detail)]

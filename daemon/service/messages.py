@@ -30,7 +30,7 @@ def status_fields(status: Mapping[str, Any]) -> pb.StatusReply:
     try:
         return ParseDict(dict(status), pb.StatusReply(), ignore_unknown_fields=True)
     except ParseError as e:
-        raise InternalError(f"the collector's status is malformed: {e}") from e
+        raise InternalError(f"the collector returned a malformed status: {e}") from e
 
 
 def status_for_jobs(status: pb.StatusReply) -> pb.StatusReply:
@@ -48,7 +48,7 @@ def stacks_reply(node: str, processes: Iterable[ProcessStacks], failures: Sequen
         for process in processes:
             reply.threads.extend(_threads(process))
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's stacks are malformed: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector returned malformed stacks: {type(e).__name__}: {e}") from e
     return reply
 
 
@@ -65,7 +65,7 @@ def vars_reply(node: str, found: VariablesRead) -> pb.VarsReply:
         values = [_value(value) for value in found["values"]]
         return pb.VarsReply(node=node, values=values, failures=[_failure(failure) for failure in found["failures"]])
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's values are malformed: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector returned malformed values: {type(e).__name__}: {e}") from e
 
 
 def eval_reply(node: str, found: Mapping[str, Any]) -> pb.EvalReply:
@@ -77,7 +77,7 @@ def eval_reply(node: str, found: Mapping[str, Any]) -> pb.EvalReply:
             failures=[_failure(failure) for failure in found["failures"]],
         )
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's results are malformed: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector returned malformed results: {type(e).__name__}: {e}") from e
 
 
 def _evaluated(result: Mapping[str, Any]) -> pb.Evaluated:
@@ -106,7 +106,7 @@ def config_reply(node: str, found: Mapping[str, Any]) -> pb.ConfigReply:
         effect = pb.Deletion(**found["effect"]) if "effect" in found else None
         return pb.ConfigReply(node=node, settings=[_setting(setting) for setting in found["settings"]], effect=effect)
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's settings are malformed: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector returned malformed settings: {type(e).__name__}: {e}") from e
 
 
 def _setting(setting: Mapping[str, Any]) -> pb.Setting:

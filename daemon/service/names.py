@@ -38,7 +38,7 @@ class Names:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     async def entries(self, host: str, port: int | None) -> list[Entry]:
-        """Returns ``entries_of`` a host. Raises OSError."""
+        """Returns the result of ``entries_of``, which is called in one of the threads. Raises OSError."""
         return await self.run(partial(entries_of, host, port))
 
 

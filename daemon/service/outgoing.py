@@ -179,8 +179,8 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-# If more channels than this are open, channels without calls are closed. Channels to watched nodes are used at each
-# heartbeat.
+# If more channels than this are open, channels without calls are closed, the least recently used first. Channels to
+# watched nodes are hardly ever among these, because each heartbeat uses them.
 MAX_CHANNELS = 64
 IDLE_S = 10.0
 # The timeout of the look-up of a host's name, s. It comes in addition to the timeout of the call.
@@ -236,8 +236,8 @@ class PeerStubs:
             peer.answered = clock()
         except grpc.aio.AioRpcError as e:
             # The next call opens a new connection: the name of the peer may have another address by now. Also, the
-            # kernel notices only after minutes that a link was cut, and when the link is healed it retransmits ever
-            # more rarely.
+            # kernel notices a cut link only after minutes. Its retransmissions back off meanwhile, so the old
+            # connection may stay silent for long after the link is healed.
             silent = e.code() is grpc.StatusCode.DEADLINE_EXCEEDED and peer.answered < begun
             if (silent or e.code() is grpc.StatusCode.UNAVAILABLE) and self._peers.get(key) is peer:
                 del self._peers[key]

@@ -140,9 +140,9 @@ class ReceivedFindings:
             if own and (node == self._node) != (rank in own):
                 raise PrivilegeError(f"rank {rank} is not on node {node}")
             if node not in (self._node, sender) and (sender > self._node or (node and node not in claims)):
-                raise PrivilegeError(f"it has no right to name rank {rank} of node {node}")
+                raise PrivilegeError(f"the sender has no right to name rank {rank} of node {node}")
         if not {node for _, node in _named(row, "stacks")} <= {self._node, sender, *claims}:
-            raise PrivilegeError("it has stacks of nodes that do not take part")
+            raise PrivilegeError("the finding has stacks of nodes that do not take part")
 
     def _count(self, sender: str) -> None:
         now = self._now()
@@ -152,7 +152,7 @@ class ReceivedFindings:
         while len(self._allowances) > _MAX_NODES:
             self._allowances.popitem(last=False)
         if left < 1:
-            raise Overloaded(f"it sends more than {ROWS_AN_HOUR} findings an hour")
+            raise Overloaded(f"the sender sends more than {ROWS_AN_HOUR} findings an hour")
 
     def _note(self, sender: str, text: str) -> None:
         self._refused[sender] = text

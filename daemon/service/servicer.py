@@ -386,7 +386,8 @@ class NodeService(NodeServicer):
         groups = self._enabled_groups()
         if request.WhichOneof("change") != "create":
             return await groups.group(request, caller)
-        # Reading a group of thousands of workers takes 0.1 s and more, and local users may send any number.
+        # Parsing a group of thousands of workers takes 0.1 s or more, and a local user may send any number of such
+        # requests, so parsing is subject to admission.
         new = await self._admission.run(CallKind.CONTROL, caller, partial(Group.from_json, request.create))
         return await groups.group(request, caller, new)
 

@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 class Certificate(NamedTuple):
-    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: when it expires, UTC s. ``made``: the version
-    of the set of authorities that accepted it.
+    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: when it expires, UTC s. ``made``: the
+    generation of the trusted CA certificates against which it was verified; 0 if the connection uses an older context.
 
     ``nodes``: the names of nodes that the certificate proves: the DNS names of a peer's certificate, in lower case.
     """

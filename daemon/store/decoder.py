@@ -138,7 +138,7 @@ class Decoder:
         with closing(self._steps(task, fd, fields)) as steps:
             contents = next(steps, None)
             if not isinstance(contents, Contents) or next(steps, None) is not None:
-                raise InternalError(f"the decoder answered {task} with other steps than Contents")
+                raise InternalError(f"the decoder's reply to {task} is not exactly one Contents message")
         try:
             return typed(kind, contents.fields)
         except ValueError as e:

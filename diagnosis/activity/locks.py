@@ -192,8 +192,8 @@ def _waits_for_gil(thread: Thread) -> bool:
 
 
 def _wakes_for_gil(scene: Scene, thread: Thread) -> bool:
-    # A thread that waits for the GIL wakes every 5 ms and uses almost no CPU; when it is read while awake, or ready to
-    # run, it has no native frames.
+    # A thread that waits for the GIL wakes every 5 ms and uses almost no CPU. If its stack is read while the thread
+    # runs or is runnable, the reading has no native frames.
     c = scene.condition
     if not thread.main or thread.moving is not False or scene.letter != "R" or not c.interval_ns:
         return False

@@ -111,8 +111,8 @@ def _seen(scene: Scene, wait: Wait) -> Seen:
 
 _KIND = "cuda_context_lock"
 _FRAMES = 32
-# The load of a module waits for the kernels of the context. With lazy loading, the first launch of a kernel loads its
-# module.
+# Loading a CUDA module waits for the running kernels of the context. With lazy loading, the first launch of a kernel
+# loads its module.
 _LOADS = re.compile(
     r"cuLibrary(?:LoadData|LoadFromFile|GetKernel)\w*|cuModule(?:Load|GetFunction)\w*|cudaLibraryLoad\w*"
 )
@@ -192,7 +192,7 @@ def find_pipe(scene: Scene) -> Seen | None:
 
 
 def find_network(scene: Scene) -> Seen | None:
-    """Returns the wait of the process for a socket, with its other end."""
+    """Returns the process's wait on a socket, with the socket's peer if it is known."""
     c = scene.condition
     if c.target_kind != "socket" or c.target is None or c.syscall is None:
         return None

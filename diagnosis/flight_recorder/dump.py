@@ -46,8 +46,8 @@ _P2P = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})$")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group, with equal values on all its ranks. ``ranks``: ranks of the job, in the order of the group;
-    empty if the dump does not list them, as for gloo.
+    """A process group. Its fields are the same in the dumps of all its ranks. ``ranks``: ranks of the job, in the order
+    of the group; empty if the dump does not list them, as for gloo.
     """
 
     name: str

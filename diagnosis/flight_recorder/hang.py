@@ -98,8 +98,8 @@ def _whole(dumps: Sequence[RankDump], unreadable: frozenset[int]) -> list[RankDu
 @dataclass(frozen=True)
 class _Scene:
     """The dumps of a job. ``unreadable``: ranks without a readable dump. ``in_order``: the GPU executes the operations
-    of all groups in one order, and not separately for each group. Groups can overlap, so this is assumed only if there
-    is no result without it."""
+    of all groups in one order, and not separately for each group. Groups can overlap, so ``in_order`` is set only if
+    the analysis finds neither a culprit nor a cycle without this assumption."""
 
     dumps: Mapping[int, RankDump]
     unreadable: frozenset[int] = frozenset()

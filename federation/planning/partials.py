@@ -182,9 +182,10 @@ def _of_state(name: str, arguments: Sequence[str], condition: exp.Expr | None, o
 
 
 def _argument(call: exp.Expr, *others: str) -> str:
-    """Returns the SQL of the first argument of ``call``; ``others`` are accepted as further arguments.
+    """Returns the SQL of the first argument of ``call``. ``others``: the names of the other arguments that the call may
+    have.
 
-    Raises Unsplittable for any other argument, DISTINCT and ORDER BY.
+    Raises Unsplittable if the call has any further argument, DISTINCT or ORDER BY.
     """
     if any(value for name, value in call.args.items() if name not in ("this", *others)):
         raise Unsplittable("an aggregate with more arguments")

@@ -71,7 +71,8 @@ FUNCTION_CLASSES = _words(
     """
 )
 
-# Functions that sqlglot parses only by name.
+# Functions for which sqlglot has no class of their own, at least in some calls. It parses these calls as exp.Anonymous,
+# so the functions are recognized by name.
 FUNCTION_NAMES = _words(
     """
     add age arbitrary arg_max_null arg_min_null array_has_any array_sort base64 bin bit_count cardinality century

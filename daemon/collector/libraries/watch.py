@@ -1,8 +1,9 @@
-"""Finds the libraries that get probes in all processes, and attaches the probes to each file once.
+"""Searches all processes for the libraries to probe, and attaches the probes to each file once.
 
-The kernel reports new mappings; a scan of all processes finds earlier and missed mappings. A reader opens the file as
-its process sees it, and the source of the probes gets a descriptor. The probes of a file are detached after the last
-process that maps it, so that they keep neither the file nor its file system in use.
+The kernel reports new mappings; a scan of all processes finds earlier and missed mappings. A reader process opens the
+file through /proc/PID of a process that maps it, so it opens the file that this process sees. The source that attaches
+the probes gets the descriptor. The probes of a file are detached when no process maps it any more, so that they keep
+neither the file nor its file system in use.
 
 If the kernel does not report new mappings, the mappings of young processes are polled (``YoungProcesses``).
 """
@@ -44,8 +45,8 @@ LATE_S = 1.0
 # The timeout of a scan, s. A scan that takes longer is restarted, and its result is discarded.
 SCAN_LIMIT_S = 120.0
 # If no process seems to map a file, the probes that an earlier daemon attached to it are detached only after a
-# complete scan, or after this many incomplete scans. A scan is incomplete if it left out a file, for example because
-# the user of the process had to rest.
+# complete scan, or after this many incomplete scans. A scan is incomplete if it left a file without its probes,
+# for example because the user of the process had to pause (see ``Turns``).
 MAX_ADOPTED_SCANS = 6
 # The interval at which processes that map a probed file are examined, s: the kernel does not report that a process
 # unmaps a file.

@@ -6,8 +6,9 @@ have the same ids, so that each finding counts once.
 
 If the leader has no finding while a job stands still, the next nodes diagnose the job, too. Each node compares how far
 its own ranks have come. After three consecutive looks without progress, the node after the leader also diagnoses the
-job; the next node does after six looks, and so on. If the leader has shared an error, these nodes diagnose the job only
-for the time that is needed to confirm a hang. They do so because the leader may name the wrong rank.
+job; the next node does after six looks, and so on. If another node has shared an open finding of severity error, these
+nodes still diagnose the job, because that finding may blame the wrong rank. In this case they stop after the time that
+confirming a hang takes, unless they have opened an error of their own, which they have to close.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ _Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Run:
-    """The state of one run that another node leads. ``still``: the number of consecutive looks in which no rank had
-    advanced. ``until``: the time until which this node diagnoses the job (monotonic s); None: it does not. ``errors``:
-    the open errors that other nodes shared. ``own``: errors that this node opened while it diagnosed the job, and has
-    to close. ``problem``: a text about the leader, for ``status``."""
+    """The state of one run that another node leads. ``still``: the number of consecutive looks in which no rank on this
+    node had advanced. ``until``: because the ranks stand still, this node diagnoses the run beside its leader until
+    this time, on time.monotonic(); None if it does not. ``errors``: the open errors that other nodes shared. ``own``:
+    errors that this node opened while it diagnosed the run, and has to close. ``problem``: a text about the leader, for
+    ``status``."""
 
     calls: int = -1
     still: int = 0

@@ -142,7 +142,8 @@ class Gatherer:
                     return [Facts(name, "", None, self._stall_s, taken_ns, here, (), missing=gaps)]
             return []
 
-        # Most of the time for a job is spent waiting for the second reading of its processes.
+        # Gathering a job's facts is mostly waiting between the two readings of its processes, so several jobs are
+        # gathered in parallel.
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="facts") as pool:
             return [one for found in pool.map(of_one, names) for one in found]
 

@@ -160,8 +160,8 @@ def _companions(trainers: Sequence[JobProcess], rows: Sequence[Row]) -> dict[Key
         if row["comm"] is not None and Key.of(row) in ties:
             ties[Key.of(row)].add(("comm", row["comm"]))
     for own in ties.values():
-        # Unrelated processes may also have these in common, so they do not count: an unknown parent, the parent with
-        # pid 1, and no container.
+        # An unknown parent, the parent with pid 1, and the absence of a container do not count as ties: unrelated
+        # processes may share them, too.
         own -= {("parent", None), ("parent", 1), ("box", None)}
     return dict(zip(ties, companions([(one.rank, ties[one.key]) for one in trainers]), strict=True))
 

@@ -393,11 +393,11 @@ class CudaSource(Source):
         self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))
 
     def _distrust_events(self, now: int) -> None:
-        """If a probe of ``EVENT_SLOTS`` is off, keeps the programs from using CUDA events that are recorded before
-        ``now`` + _DISTRUST_NS.
+        """If a probe of ``EVENT_SLOTS`` is off, tells the programs to ignore CUDA events recorded before ``now`` +
+        _DISTRUST_NS, even after the probe is on again.
 
-        While the probe is off, the programs detect that themselves. _DISTRUST_NS covers the time until the next round,
-        since the probe may stay off until then.
+        While a probe is off, the programs ignore CUDA events without being told. The probe may stay off until the next
+        round, so _DISTRUST_NS is longer than the time between two rounds.
         """
         budgets = self._session.maps["budgets"]
         if any(int(budgets.lookup(slot)["off_ns"]) for slot in EVENT_SLOTS):

@@ -169,8 +169,8 @@ def memory_of(calls: Calls, device: Device) -> dict[str, int]:
     found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, pynvml.nvmlMemory_v2, device=device.key)
     made = {} if found is None else {"reserved_bytes": int(found.reserved)}
     if found is None:
-        # Drivers before 510 have only version 1. ``ask`` remembers by its ``device`` which functions fail: the blank
-        # keeps the failures of both versions apart.
+        # Drivers before 510 have only version 1 of the function. ``ask`` remembers unsupported functions by name and
+        # ``device``, and both versions have the same name. The space after the key gives version 1 an entry of its own.
         found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, device=f"{device.key} ")
     if found is None:
         return {}

@@ -102,7 +102,7 @@ class Arbiter:
             while self._marks and self._marks[0] < step.t_start:
                 self._marks.popleft()
             if not self._marks and len(self._held) < min(_MISSED * periods, _MAX_HELD):
-                # Only the optimizer's next run shows whether it ran in this period.
+                # Until the optimizer's next run is seen, it is unknown whether the optimizer ran in this period.
                 break
             self._group.append(self._held.popleft())
             # When the optimizer is no longer seen, steps keep their number of periods.

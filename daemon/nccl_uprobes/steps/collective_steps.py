@@ -20,7 +20,8 @@ _FIRST_SEARCH = 8
 # A search is due when new operations amount to 1/_SHARE of the known operations; after the pattern was lost, to
 # 1/_SHARE_AFTER_LOSS.
 _SHARE, _SHARE_AFTER_LOSS = 2, 8
-# The minimum time between two searches of a full window, ns, measured between the calls of their newest operations.
+# When the window is full, the minimum time between two searches, ns: the time between the calls of the newest operation
+# at each search.
 _REST_NS = 10_000_000_000
 # The number of latest steps whose share of exact steps enters the confidence.
 _RECENT = 32
@@ -133,7 +134,7 @@ class StepDetector:
         waiting = self._history.waiting
         starts = places(signatures(waiting, period.varying), period.pattern)
         if len(starts):
-            # The uninterrupted repetition may have begun before the part that was searched.
+            # The pattern may have repeated without a break since before ``begin``, where the searched part starts.
             breaks = np.flatnonzero(np.diff(starts) > _RESTLESS[0] * len(period.pattern))
             breaks = breaks[starts[breaks] < begin]
             first = int(starts[breaks[-1] + 1 if len(breaks) else 0])

@@ -35,7 +35,7 @@ _MAX_BURSTS, _AT_ONCE = 512, 128
 _FEWEST = 5
 # The gaps between bursts of a run are at most 1/_CLOSER of the gaps between runs, and at most _CLOSE_NS.
 _CLOSER, _CLOSE_NS = 3, 500_000_000
-# The gap between bursts, and the factor of hashes, as in optimizer.bpf.c.
+# The minimum gap between two bursts, ns, and the multiplier of the hash function, both as in optimizer.bpf.c.
 _GAP_NS, _SIGN_FACTOR = 1_000_000, 0x9E3779B97F4A7C15
 # One run has at most _MAX_ALIKE equal bursts, and at most _MAX_GROUPS bursts.
 _MAX_ALIKE, _MAX_GROUPS = 4, 64

@@ -155,7 +155,9 @@ def _convincing(signed: npt.NDArray[np.uint64], t: Array, starts: npt.NDArray[np
 
 
 def _varying(operations: Array) -> npt.NDArray[np.int64]:
-    """Returns the kinds of operations whose count keeps changing, for example with the length of sequences."""
+    """Returns the kinds of operations that are called with ever new element counts, for example because sequence
+    lengths vary.
+    """
     distinct = np.unique(operations["sign"], return_index=True)[1]
     kinds, counts = np.unique(operations["kind"][distinct], return_counts=True)
     totals = np.unique(operations["kind"], return_counts=True)[1]

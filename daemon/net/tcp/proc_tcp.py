@@ -61,5 +61,6 @@ def as_sockets(listed: Sequence[ListedSocket]) -> npt.NDArray[Any]:
 
 def _address(family: int, text: str) -> np.void:
     words = [int(text[at : at + 8], 16) for at in range(0, 8 if family == socket.AF_INET else 32, 8)]
-    # A word is printed as a number of the machine's byte order; packing it restores the bytes of the address.
+    # The kernel prints each 32-bit word of the address as a native-endian integer; packing it in native order restores
+    # the bytes.
     return np.void(struct.pack(f"{_ORDER}{len(words)}I", *words).ljust(16, b"\0"))

@@ -165,7 +165,8 @@ def _number(word: bytes) -> int:
 _BYTES = 16 << 10
 # The maximum bytes of /proc/stat that are read: enough for the lines of 1,000 CPUs.
 _STAT_BYTES = 128 << 10
-# If two task clocks differ by at most this many ns, the reader does not move to the other CPU.
+# The reader moves to the CPU on which the thread last ran only if the task clocks of that CPU and of its own CPU differ
+# by more than this, ns.
 _CLOSE_NS = 20_000_000
 
 

@@ -231,7 +231,7 @@ class TorchModules(TrainerVisits[_Sampled]):
             raise InternalError(f"a reader's answer about modules cannot be used: {e}") from e
 
     def _close(self, who: Identity, state: _Sampled, pair: ClockPair) -> None:
-        """Puts the rows of the window of a process, which ends at ``pair``."""
+        """Ends the sampling window of a process at the time ``pair``, and passes its rows and losses to the sink."""
         with self._lock:
             window, state.window = state.window, None
             rows = window.rows(pair.mono_ns) if window is not None else []

@@ -217,7 +217,8 @@ def _declared(version: tuple[int, int], read: dict[str, dict[str, int]]) -> Layo
         interp_next=interpreter["next"],
         interp_threads=interpreter["threads_head"],
         interp_gil=interpreter["ceval_gil"],
-        # Both offsets count from the interpreter's begin, and the GIL lies in the interpreter.
+        # Both offsets are relative to the start of PyInterpreterState, which embeds the struct of the GIL. Their
+        # difference is the offset within this struct.
         gil_holder=_inside("gil_holder", interpreter["gil_holder"] - interpreter["gil"]),
         gil_locked=_inside("gil_locked", interpreter["gil_locked"] - interpreter["gil"]),
         thread_next=thread["next"],

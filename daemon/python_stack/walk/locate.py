@@ -145,8 +145,8 @@ class RuntimeInfo(NamedTuple):
 
 
 class RuntimeSymbols(NamedTuple):
-    """The addresses of SYMBOLS and of the first PT_LOAD, before relocation. ``relocated``: the file is loaded at other
-    addresses.
+    """The addresses of SYMBOLS and of the first PT_LOAD, as the file states them. ``relocated``: the file is
+    position-independent (ET_DYN), so its addresses in a process differ from these.
     """
 
     addresses: Dict[str, int]
@@ -175,7 +175,8 @@ def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
     files = list(begins.values())
     libraries = [m for m in files if _LIBRARY.search(m.path)]
     programs = [m for m in files if _PROGRAM.search(m.path)]
-    # The program itself is mapped lowest: always without address randomisation, and nearly always with it.
+    # The first file is a candidate, too, whatever its name: it is nearly always the program itself, which has the
+    # lowest mapping (always if ASLR is off, nearly always if it is on).
     return list(dict.fromkeys([*libraries, *programs, *files[:1]]))[:MAX_CANDIDATES]
 
 

@@ -23,7 +23,7 @@ TID_OFFSETS = (720, 48, 208)
 # FRAME_OWNED_BY_GENERATOR (3.11+, Include/internal/pycore_frame.h).
 _GENERATOR = 1
 
-# A range, the offsets in it at which links lie, and the bytes of the range that the walk read.
+# A memory range, the offsets in it of the 8-byte words that ``held`` compares, and its bytes as the walk read them.
 Link = tuple[Range, tuple[int, ...], bytes]
 
 

@@ -90,7 +90,8 @@ class Journal:
         except OSError as e:
             raise self._unwritable(e) from e
         for entry in self._entries.values():
-            # The next file overwrites this position, so the progress of this file is written to the journal.
+            # The store keeps the position of the newest file only. The import of the next file overwrites it, so the
+            # progress of an unfinished newest file is copied to the journal.
             if entry.number == reached.get("map_id") and not entry.done:
                 entry.pieces = int(reached["position"])
                 entry.slices = reached.get("rows", {}).get(SLICES, 0)

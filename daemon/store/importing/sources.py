@@ -152,9 +152,11 @@ def check_columns(table: Table, names: Sequence[str]) -> None:
         return
     hidden = set(table.physical.names) - set(table.logical.names)
     if hidden & given:
-        raise FormatError("it mixes columns of the stored form with columns of the shown form")
+        raise FormatError("it mixes columns that only the store has with columns that only query results have")
     if hidden and table.name not in _NEEDED:
-        raise FormatError(f"{table.name} in the shown form lacks stored columns: {', '.join(sorted(hidden))}")
+        raise FormatError(
+            f"a query result of {table.name} lacks columns that the store needs: {', '.join(sorted(hidden))}"
+        )
     if lacking := [name for name in _NEEDED.get(table.name, ()) if name not in given]:
         raise FormatError(f"it has no column {lacking[0]}, from which a stored column is computed")
 
@@ -172,7 +174,8 @@ def physical_rows(table: Table, rows: pa.Table) -> pa.Table:
 def _is_shown(table: Table, names: set[str]) -> bool:
     computed = {column.name for column in table.columns if column.sql is not None}
     hidden = set(table.physical.names) - set(table.logical.names)
-    # A file without computed columns is in the shown form, too, if it has none of the hidden columns of its table.
+    # A file without computed columns is a query result, too, if its table has hidden columns and the file has none of
+    # them.
     return bool(computed & names) or (bool(hidden) and not hidden & names)
 
 

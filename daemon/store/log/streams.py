@@ -20,7 +20,8 @@ _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True, use_threads=False
 class StreamWriters:
     """The Arrow streams of one log part, one for each table.
 
-    When a record could not be written, the streams are ahead of the part, so the part and its streams end.
+    If a record cannot be written, the encoders of the streams have already advanced past what is in the file. Nothing
+    may be appended to this part any more; the next part starts with new streams.
     """
 
     def __init__(self, tables: Mapping[str, Table] = TABLES) -> None:

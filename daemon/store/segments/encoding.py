@@ -130,7 +130,8 @@ def _layout(rows: pa.Table) -> tuple[list[str], dict[str, str]]:
         for path, (_, size) in _tried(rest, False, encodings).items():
             if path in encodings and size < best[path][0] * (1.0 if best[path][1] else _GAIN):
                 best[path] = (size, encodings[path])
-    # A column that has only NULL in the sample may have times later, which are the worst case for a dictionary.
+    # A column that is all NULL in the sample may hold timestamps in other rows. Timestamps are the worst case for a
+    # dictionary.
     unseen = {name for name in sample.column_names if sample.column(name).null_count == sample.num_rows}
     best |= {path: (0, "BYTE_STREAM_SPLIT") for path in unseen if path in coded and coded[path][0] == "INT64"}
     codes = [path for path, (_, encoding) in best.items() if not encoding and coded[path][0] != "BOOLEAN"]

@@ -602,7 +602,7 @@ def test_a_link_is_written_through(pair: tuple[FakeNode, FakeNode], ctl: Run, tm
         (("vars", "1000", "step", "--interval", "1s"), 2, "need --watch"),
         (("vars", "step", "--watch", "--unwatch"), 2, "contradict"),
         (("vars", "1000", "step", "--watch", "--job", "j1"), 2, "contradict"),
-        (("vars", "a,b", "--watch"), 2, "no comma"),
+        (("vars", "a,b", "--watch"), 2, "cannot contain a comma"),
         (("vars", "step", "--unwatch"), 2, "takes no names"),
         (("vars", "--job", "nobody", "step"), 1, "there is no job nobody"),
         (("vars", "--job", "nobody", "step", "--watch"), 1, "no job nobody"),

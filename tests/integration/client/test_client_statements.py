@@ -114,7 +114,7 @@ FAILED = [pb.QueryReply(statement=pb.StatementEnd(name="a", error=pb.Error(kind=
         (rows(2), PeerError, "broke off"),
         (rows(2) + LAST, PeerError, "broke off"),
         (rows(2) + end("a", 2), PeerError, "broke off"),
-        (rows(2) + end("b", 2) + LAST, PeerError, "another statement"),
+        (rows(2) + end("b", 2) + LAST, PeerError, "a statement other than"),
         (rows(2) + end("a", 3) + rows(1) + end("b", 1) + LAST, PeerError, "broke off"),
         (end("a", 0) + rows(1) + end("b", 1) + LAST, PeerError, "not an Arrow stream"),
         (rows(2) + end("a", 2) + rows(1) + end("b", 1), PeerError, "broke off"),
@@ -141,7 +141,7 @@ def test_parts_of_one_message_are_an_answer_and_too_many_are_not(pair: tuple[Fak
             tables = cluster.query_all({"a": "SELECT 1", "b": "SELECT 2"})
             assert [table.num_rows for table in tables.values()] == [2, 1]
         pair[0].garbage = [pb.QueryReply(parts=[pb.QueryReply()] * MAX_PARTS + whole)]
-        with pytest.raises(PeerError, match=f"a message of an answer has {MAX_PARTS + len(whole)} parts"):
+        with pytest.raises(PeerError, match=f"a reply message has {MAX_PARTS + len(whole)} parts"):
             cluster.query_all({"a": "SELECT 1", "b": "SELECT 2"})
 
 

@@ -127,7 +127,7 @@ def test_an_error_of_an_observer_costs_no_rows_and_no_other_observer(buffer: Row
 
 
 def test_a_source_finds_only_those_above_it(buffer: RowBuffer) -> None:
-    with pytest.raises(InternalError, match="no Events was built before the source that needs it"):
+    with pytest.raises(InternalError, match="a source needs Events, but no earlier source shares it"):
         SourceSet(buffer).build((Observer, Events), context(), ExitStack())
 
 

@@ -57,8 +57,8 @@ class OffCpuEntries:
     def put(
         self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
     ) -> tuple[list[OffCpuThread], int]:
-        """Makes missing entries for ``threads``. Returns the threads that got an entry, and the number of threads
-        without room.
+        """Inserts the entries that ``threads`` lack. Returns the threads that got an entry, and the number of threads
+        for which the map had no room.
 
         ``generation``: the pause generation before the threads were read; ``checks``: address of a code object ->
         check.
@@ -75,8 +75,10 @@ class OffCpuEntries:
         return made, 0
 
     def drop(self, tid: int, switches: int) -> None:
-        """Deletes the entry of a thread if it was made at this count of context ``switches``: the thread has run since.
-        A newer entry stays.
+        """Deletes the entry of a thread that has run since the entry was made.
+
+        ``switches``: the thread's count of context switches when the entry was made. An entry with another count is
+        newer and stays.
         """
         entry = self._entries.lookup(tid)
         if entry is not None and int(entry["switches"]) == switches:
