@@ -183,13 +183,13 @@ def test_the_keeper_lives_as_long_as_the_launcher(directory: Path, name: str) ->
     with LauncherProcess(directory) as launcher:
         launcher.ask("keeper")
         launcher.start(owner)
-        [keeper] = until(lambda: keepers(directory))
+        until(lambda: keepers(directory))
         # It is no process of the group, though only one group runs here.
         launcher.stop(owner)
         launcher.reexec()
         launcher.ask("keeper")
-        # Another keeper ends at once.
-        until(lambda: keepers(directory) == [keeper], what=lambda: keepers(directory))
+        # A second keeper ends at once, or the first has ended: no launcher ran while the program was replaced.
+        until(lambda: len(keepers(directory)) == 1, what=lambda: keepers(directory))
         launcher.start(owner)
         launcher.kill()
     # Without a lease the ranks run on.
