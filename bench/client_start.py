@@ -1,6 +1,6 @@
 """Time of probingctl's commands from exec to exit, beside a daemon and a job, as a multiple of an empty Python.
 
-With ``--hung``, the job has 8 ranks, of which one has kept the others waiting for a minute.
+With ``--hung``, the job has 8 ranks, and one rank has kept the others waiting for a minute.
 
 All commands take turns with `python -c pass` in rounds within one run, so the ratios hold on a busy machine, too. Two
 times of `top` are measured on a terminal of 80x24: from the start to the first job on the screen, and from the key q to

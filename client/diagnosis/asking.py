@@ -156,7 +156,7 @@ def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
 
 
 def _not_seen(case: Case, row: Row) -> Finding:
-    """Returns the open finding in ``row`` as a note. It is for a job of which some facts could not be read."""
+    """Returns the open finding in ``row`` as a note. Some facts about its job could not be read."""
     finding = _finding(case, row)
     sentence = f"open since {clock(row['opened'])}, and not checked again by this diagnosis: {finding.sentence}"
     return replace(finding, severity=NOTE, sentence=sentence)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Contract", "Lacking", "contract_of", "encoded", "error_body", "status_of")
 
-# HTTP statuses by class of error. The first class of which an error is an instance decides.
+# HTTP statuses by class of error. An error has the status of its first class here.
 _STATUS: tuple[tuple[type[ProbingError], int], ...] = (
     (UsageError, 400),
     (Unauthenticated, 401),

@@ -41,8 +41,7 @@ START_POLL_S = 0.2
 GATHER_S = 5.0
 READ_AHEAD_S = 2.0
 MAX_JOBS = 64
-# The maximum number of concurrent looks. Looks run concurrently because a look takes a second or more, most of which is
-# waiting.
+# The maximum number of concurrent looks. A look takes a second or more, and mostly waits.
 MAX_LOOKS = 3
 # A job that appears within this time after the start, s, counts as older than the watch: it may have stalled before.
 START_S = 5.0

@@ -147,8 +147,8 @@ class Evaluations:
             _log.exception("code could not be run in process %d", who.pid)
             error = InternalError(f"{type(e).__name__}: {e}")
         else:
-            raised = answer.get("error")
-            self._record(who, asked, "ended", f"the code raised {raised['type']}" if raised else "")
+            raised = answer["error"]["type"] if "error" in answer else ""
+            self._record(who, asked, "ended", f"the code raised {raised}" if raised else "")
             return answer
         self._record(who, asked, "refused" if isinstance(error, PrivilegeError) else "failed", error.message)
         return error

@@ -70,5 +70,5 @@ class Announcer:
         for listener in self.listeners:
             try:
                 method(listener)(*values)
-            except Exception:  # the other sources must still be told: nothing is announced twice
+            except Exception:  # the other sources must still get the event, which is announced only once
                 _log.exception("the source %s failed to follow a process", listener.name)

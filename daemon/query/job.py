@@ -255,7 +255,7 @@ def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:
 
 @contextmanager
 def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None] | None) -> Iterator[None]:
-    """Context manager that calls ``tell`` with the progress every PROGRESS_S."""
+    """Calls ``tell`` with the progress every PROGRESS_S while the block runs."""
     if tell is None:
         yield
         return

@@ -377,7 +377,7 @@ class Groups:
         told = self._told.setdefault(name, {})
         told[self._node] = ballot
         states = self._peers.states()
-        # A node that left the group is told that it left, unless it is gone.
+        # A node that left the group gets the record, unless the node is gone.
         left = {node for node in told.keys() - group.nodes if states.get(node) != "failed"}
         late = [node for node in sorted(group.nodes | left) if told.get(node) != ballot]
         if not late:

@@ -162,7 +162,7 @@ class Files:
         return refusal
 
     def refusal(self, source: str, key: Key, uid: int) -> Refusal | None:
-        """Returns the refusal because of which a file must not be tried yet; None if the file may be tried."""
+        """Returns the refusal that forbids another attempt at a file; None if the file may be tried."""
         found = self._refusals.get((source, key, uid))
         return found if found is not None and found.until > time.monotonic() else None
 

@@ -122,7 +122,7 @@ FIELDS = (
 """The columns of the answer's payload, int64 each. ``comm``, ``wchan`` and ``cpus`` are indices of the answer's
 ``texts``; ``quota_millis``: thousandths of a CPU. ABSENT: the kernel has no value."""
 PROCESS, THREAD, GLANCE = 0, 1, 2
-"""The scopes of a row: a requested process, a thread of a requested process, or a process of which only the CPU time is
+"""The scopes of a row: a requested process, a thread of a requested process, or a process whose CPU time alone is
 requested.
 """
 MAX_TARGETS = 2_048

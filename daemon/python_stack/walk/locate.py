@@ -107,7 +107,7 @@ def _word(read: Read, address: int) -> int:
     return int.from_bytes(data or b"", "little")
 
 
-# Functions, and the version since which each is exported. They tell apart the versions without Py_Version, before 3.11.
+# Functions, and the version since which each is exported. They identify versions before 3.11, which lack Py_Version.
 _SINCE = {"PyCode_NewWithPosOnlyArgs": (3, 8), "PyFrame_GetCode": (3, 9), "Py_NewRef": (3, 10)}
 SYMBOLS = ("_PyRuntime", "Py_Version", *_SINCE)
 MAX_CANDIDATES = 3

@@ -142,7 +142,7 @@ class FlightService(FlightServiceServicer):
             )
             await context.write(pb.Result(body=packed(made)))
         elif request.type not in _ACTIONS:
-            # Clients try actions to learn which of them a server has, so the status is UNIMPLEMENTED.
+            # Clients try actions to learn which actions a server has, so the status is UNIMPLEMENTED.
             why = f"the action {request.type[:80]!r} is not answered here: {READ_ONLY}"
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
 
