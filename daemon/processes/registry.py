@@ -142,6 +142,8 @@ class Registry:
 
     def _with_earlier(self, facts: Facts) -> Facts:
         before, process = self._facts.get(facts.key), self._watched.get(facts.key)
+        if before is not None and before.owner != facts.owner:
+            self._owner_changed(facts.key, before.owner)
         if facts.key in self._replaced:
             self._replaced.discard(facts.key)
             self._ranking.forget(facts.key)
@@ -153,8 +155,6 @@ class Registry:
             return replace(facts, ancestors=before.ancestors or facts.ancestors) if before is not None else facts
         if before is None:
             before = self._from_earlier_daemon(facts)
-        elif before.owner != facts.owner:
-            self._owner_changed(facts.key, before.owner)
         return facts.after(before) if before is not None else facts
 
     def _owner_changed(self, key: ProcessKey, before: int) -> None:

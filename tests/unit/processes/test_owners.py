@@ -168,14 +168,19 @@ def test_many_names_of_a_user_take_no_name_of_another() -> None:
     assert names.name(Job(f"job-{MAX_NAMES + 22}", "torchelastic"), BOB) == f"job-{MAX_NAMES + 22} (uid {BOB})"
 
 
-def test_ranks_that_give_up_the_rights_of_root_are_the_users() -> None:
-    """A container's entry point starts as root, and the name of the job was seen by then."""
-    here = Node()
-    ranks = [here.rank(number, 0, TORCHELASTIC_RUN_ID="llama") for number in range(3)]
-    assert {here.job(rank) for rank in ranks} == {"llama"}
+@pytest.mark.parametrize("cgroup", ["/", STEP])
+@pytest.mark.parametrize("executes", [False, True])
+def test_ranks_that_give_up_the_rights_of_root_are_the_users(cgroup: str, executes: bool) -> None:
+    """A container's entry point starts as root, and the name of the job was seen by then. With exec, the first reading
+    may be from the middle of it: the user of before, the environment of after."""
+    here, claims = Node(), {"SLURM_JOB_ID": "4711"}
+    ranks = [here.rank(number, 0, cgroup=cgroup, **claims) for number in range(3)]
+    assert {here.job(rank) for rank in ranks} == {"4711"}
     for number, rank in enumerate(ranks):
-        here.rank(number, ALICE, pid=rank.key.pid, TORCHELASTIC_RUN_ID="llama")
+        if executes:
+            here.registry.replaced(rank.key)
+        here.rank(number, ALICE, pid=rank.key.pid, cgroup=cgroup, **claims)
     now = [here.now(rank.key).identity for rank in ranks]
-    assert {(who.job, who.owner) for who in now} == {("llama", ALICE)}
+    assert {(who.job, who.owner) for who in now} == {("4711", ALICE)}
     assert len({who.run for who in now}) == 1
-    assert here.job(here.rank(0, STRANGER, TORCHELASTIC_RUN_ID="llama")) == f"llama (uid {STRANGER})"
+    assert here.job(here.rank(0, STRANGER, **claims)) == f"4711 (uid {STRANGER})"
