@@ -1,7 +1,10 @@
 """Evaluates code in a process: maps memory in it, writes the code there, adds a pending call, and reads the answer.
 
-The process is stopped three times, each time for one call: mmap, ``Py_AddPendingCall`` and munmap. If the injector ends
-in between, the target goes on unchanged; at worst the memory stays mapped but unused.
+The process is stopped three times: to call mmap, ``Py_AddPendingCall`` (twice), and munmap. If the injector ends in
+between, the target goes on unchanged; at worst the memory stays mapped but unused.
+
+The first pending call runs the code. The second one, a function of the C library, clears a mark: then the first is
+over, with the destructors and signal handlers that Python ran after the answer.
 """
 
 from __future__ import annotations
@@ -39,9 +42,10 @@ __all__ = ("MAX_CODE", "MAX_SECONDS", "SESSION", "Answer", "Evaluation", "Raised
 
 MAX_CODE, MAX_SECONDS = 64 << 10, 60.0
 SESSION = re.compile(r"[0-9a-f]{0,32}")
-# The mapped memory starts with _ANSWER_BYTES for the answer, which sdk/evaluate.py writes: a state, a length, and the
-# fields, which begin at byte _HEAD. The text to run follows the answer.
-_ANSWER_BYTES, _HEAD = 1 << 20, 64
+# The mapped memory starts with the answer, which sdk/evaluate.py writes: a state, a length, and the fields, which begin
+# at byte _HEAD. The mark follows at byte _MARK_AT, and the text to run at byte _TEXT_AT.
+_HEAD, _MARK_AT, _TEXT_AT = 64, (1 << 20) - 128, 1 << 20
+_MARK = b"running\0"
 _BEGUN, _DONE = 1, 2
 _MMAP, _MUNMAP = 9, 11
 # PROT_READ | PROT_WRITE; MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE.
@@ -147,17 +151,20 @@ def evaluate(asked: Evaluation) -> Answer:
             latest = deadline if _same_clock(asked.pid) else 0
             left = round(max(deadline - time.monotonic(), 0.0), 3)
             own = (asked.code, left, latest, facts.pid, facts.filtered, asked.session, asked.ends)
-            request = (address, _ANSWER_BYTES, *own)
+            request = (address, _MARK_AT, *own)
             return _TEXT.format(source=ascii(_source()), request=ascii(request)).encode() + b"\0"
 
-        size = (_ANSWER_BYTES + len(text(_NOWHERE)) + 4095) & -4096
+        size = (_TEXT_AT + len(text(_NOWHERE)) + 4095) & -4096
         region = _Region(target, memory, moments, instructions, free_address(maps, size), size)
         region.map(deadline)
         try:
-            region.put(_ANSWER_BYTES, text(region.address))
+            region.put(_MARK_AT, _MARK)
+            region.put(_TEXT_AT, text(region.address))
             region.run(functions, deadline)
             region.wait(deadline)
-            answer = _decoded(region.answer())
+            data = region.answer()
+            region.wait_for_end(deadline)
+            answer = _decoded(data)
         finally:
             # Memory that the code may still use stays mapped.
             if region.unused:
@@ -166,16 +173,20 @@ def evaluate(asked: Evaluation) -> Answer:
 
 
 def _require_no_code(memory: ProcessMemory, maps: Sequence[Mapped], pid: int) -> None:
-    """Raises TargetTimeout if code of an earlier request still runs in the process after its time limit.
+    """Raises TargetTimeout if the pending call of an earlier request still runs in the process after its time limit.
 
     Our code runs under a trace function, which enforces the time limit. In CPython 3.11 traced code never gets past its
-    first instruction while another pending call waits (CHECK_EVAL_BREAKER in DO_TRACING, Python/ceval.c). So only one
-    request's code may run in a process at a time; ``Evaluations`` makes concurrent requests wait for each other.
+    first instruction while another pending call waits (CHECK_EVAL_BREAKER in DO_TRACING, Python/ceval.c). A call that
+    was added while an earlier one ran counts as waiting even when it runs itself: the flag is cleared only before the
+    first of the calls (make_pending_calls). So a call is added only when the earlier call is over. ``Evaluations``
+    makes concurrent requests wait for each other.
     """
     for mapped in maps:
-        if _ANSWER_BYTES < mapped.end - mapped.start <= _ANSWER_BYTES + _MAX_TEXT and not mapped.path:
-            state, text = memory.read_many([(mapped.start, 4), (mapped.start + _ANSWER_BYTES, len(_WANTED))])
-            if text == _WANTED and state is not None and int.from_bytes(state, "little") == _BEGUN:
+        if _TEXT_AT < mapped.end - mapped.start <= _TEXT_AT + _MAX_TEXT and not mapped.path:
+            parts = (0, 4), (_MARK_AT, len(_MARK)), (_TEXT_AT, len(_WANTED))
+            state, mark, text = memory.read_many([(mapped.start + at, size) for at, size in parts])
+            begun = state is not None and int.from_bytes(state, "little") in (_BEGUN, _DONE)
+            if text == _WANTED and begun and mark == _MARK:
                 raise TargetTimeout(
                     f"code of an earlier request still runs in process {pid}",
                     hint="ask again later; `probingctl stacks` shows what the process does",
@@ -215,11 +226,14 @@ class _Region:
         write_memory(self._target.pid, self.address + at, data)
 
     def run(self, functions: Functions, deadline: float) -> None:
-        arguments = (functions.run_string, self.address + _ANSWER_BYTES)
+        code = (functions.run_string, self.address + _TEXT_AT)
+        end = (functions.empty_set, self.address + _MARK_AT)
 
         def act(stop: Stop) -> None:
-            stop.call(functions.add_pending_call, arguments, self._instructions.restorer)
+            # The thread makes the last of these calls first.
+            stop.call(functions.add_pending_call, end, self._instructions.restorer)
             self.unused = False
+            stop.call(functions.add_pending_call, code, self._instructions.restorer)
 
         self._moments.for_pending_call(act, deadline)
 
@@ -229,7 +243,7 @@ class _Region:
         while (state := self._state()) != _DONE:
             now = time.monotonic()
             if now > deadline and state != _BEGUN:
-                self.put(_ANSWER_BYTES + _SWITCH_AT, b"0")
+                self.put(_TEXT_AT + _SWITCH_AT, b"0")
                 time.sleep(_LAST_PAUSE_S)
                 if self._state() == state:
                     raise TargetTimeout(
@@ -244,11 +258,21 @@ class _Region:
                 )
             time.sleep(pause)
             pause = min(pause * 1.2, _LAST_PAUSE_S)
+
+    def wait_for_end(self, deadline: float) -> None:
+        """Waits until the pending call that ran the code is over; at most until ``deadline``, and _GRACE_S more."""
+        pause = _FIRST_PAUSE_S
+        with suppress(ProcessGone):
+            while self._memory.read_many([(self.address + _MARK_AT, len(_MARK))])[0] == _MARK:
+                if time.monotonic() > deadline + _GRACE_S:
+                    return
+                time.sleep(pause)
+                pause = min(pause * 1.2, _LAST_PAUSE_S)
         self.unused = True
 
     def answer(self) -> bytes:
         head = self._memory.read_many([(self.address, 8)])[0] or bytes(8)
-        length = min(int.from_bytes(head[4:], "little"), _ANSWER_BYTES - _HEAD)
+        length = min(int.from_bytes(head[4:], "little"), _MARK_AT - _HEAD)
         return (self._memory.read_many([(self.address + _HEAD, length)])[0] or b"") if length else b""
 
     def unmap(self) -> None:

@@ -14,10 +14,21 @@ from probing.api.errors import TargetError, UnsupportedTarget, UsageError
 from probing.daemon.processes.memory import Memory
 from probing.daemon.processes.procfs import Mapping as Mapped
 
-__all__ = ("SYMBOLS", "Functions", "Instructions", "free_address", "instructions_of")
+__all__ = (
+    "EMPTY_SET",
+    "SYMBOLS",
+    "Functions",
+    "Instructions",
+    "free_address",
+    "in_c_library",
+    "instructions_of",
+    "no_c_library",
+)
 
 # Exported by every CPython from 3.8 to 3.15.
 SYMBOLS = ("Py_AddPendingCall", "PyRun_SimpleString", "_PyEval_EvalFrameDefault", "_PyRuntime")
+# Of the C library: writes zeros to its argument, 8 bytes (glibc since 2.28, musl) or 128, and returns 0 (sigsetops(3)).
+EMPTY_SET = "sigemptyset"
 # If the symbol of the evaluation loop has at least this many bytes, the loop is one function. Such a loop has 34 KB in
 # 3.8 and 51 KB in 3.12. If each instruction is a function of its own, the symbol has at most 2 KB.
 _LEAST_LOOP = 8 << 10
@@ -31,10 +42,12 @@ _ROOM = 1 << 30
 
 
 class Functions(NamedTuple):
-    """Addresses in the process. ``loop`` and ``loop_end``: the evaluation loop; ``runtime``: ``_PyRuntime``."""
+    """Addresses in the process. ``empty_set``: the function EMPTY_SET; ``loop`` and ``loop_end``: the evaluation loop;
+    ``runtime``: ``_PyRuntime``."""
 
     add_pending_call: int
     run_string: int
+    empty_set: int
     loop: int
     loop_end: int
     runtime: int
@@ -47,7 +60,7 @@ class Functions(NamedTuple):
             functions = cls(*(int(data[name]) for name in cls._fields))
         except (KeyError, TypeError, ValueError) as e:
             raise UsageError("the request to run code lacks addresses of the interpreter's functions") from e
-        if not all(functions.program(maps, at) for at in functions[:4]):
+        if not all(functions.program(maps, at) for at in functions[:5]):
             raise UsageError("the request to run code names addresses without code")
         return functions
 
@@ -75,11 +88,20 @@ class Instructions(NamedTuple):
 def instructions_of(memory: Memory, maps: Iterable[Mapped]) -> Instructions:
     """Returns the addresses of both sequences in the C library. Raises UnsupportedTarget if they are not found."""
     for mapping in maps:
-        if mapping.executable and any(name in mapping.path for name in _C_LIBRARIES):
+        if mapping.executable and in_c_library(mapping):
             at = _search(memory, mapping)
             if at[_SYSCALL] and at[_SIGRETURN]:
                 return Instructions(at[_SYSCALL], at[_SIGRETURN])
-    raise UnsupportedTarget(
+    raise no_c_library()
+
+
+def in_c_library(mapping: Mapped) -> bool:
+    return any(name in mapping.path for name in _C_LIBRARIES)
+
+
+def no_c_library() -> UnsupportedTarget:
+    """Returns the error for a process whose C library cannot be used."""
+    return UnsupportedTarget(
         "the process has no C library with which code can be run",
         hint="use `probingctl vars` or `stacks`; eval needs glibc or musl as a shared library",
     )

@@ -99,7 +99,8 @@ class Stop:
         return bool(start <= self.registers.rip < start + length)
 
     def call(self, function: int, arguments: Sequence[int], restorer: int, *, result: int = 0) -> None:
-        """Makes the thread call ``function`` when it is resumed, and then continue where it was stopped.
+        """Makes the thread call ``function`` when it is resumed, and then continue where it was stopped. If this method
+        is called again, the thread makes the later call first.
 
         ``arguments`` go into the registers of a C function. The fourth also goes into R10, for system calls.
         ``result``: the value of RAX at the call, which is the number of a system call. Raises TargetError if the
@@ -122,6 +123,7 @@ class Stop:
         # The direction flag is clear at a call.
         changed.eflags &= ~0x400
         self._ask(_SETREGS, 0, ctypes.addressof(changed))
+        self.registers = changed
 
     def _xstate(self) -> bytes:
         buffer = ctypes.create_string_buffer(_MAX_XSTATE)

@@ -55,6 +55,34 @@ def _files(pid: int) -> set[str]:
     return found
 
 
+# Destructors run after the answer, while the pending call that ran the code goes on.
+SLOW_END = "kind = type('Slow', (), {'__del__': staticmethod(compute)})\nobjects = [kind() for _ in range(3001)]"
+# The object waits for a byte in a pipe.
+HELD = """
+ends = os.pipe()
+print(ends[1])
+held = type('Held', (), {'__del__': staticmethod(__import__('functools').partial(os.read, ends[0], 1))})()
+"""
+
+
+@pytest.mark.parametrize("kinds", [(), ("signals",)])
+@each_interpreter
+def test_code_begins_when_the_call_of_the_code_before_is_over(python: str, kinds: tuple[str, ...]) -> None:
+    with busy(python, *kinds) as process:
+        assert "error" not in evaluated(process.pid, SLOW_END)
+        assert evaluated(process.pid, "'next'")["value"] == "'next'"
+        beats(process)
+        # AND WHEN its time is over before that
+        held = evaluated(process.pid, HELD, 0.5)
+        assert "error" not in held
+        with pytest.raises(TargetTimeout, match="code of an earlier request still runs"):
+            evaluated(process.pid, "'too early'")
+        Path(f"/proc/{process.pid}/fd/{int(held['output'])}").write_bytes(b"x")
+        beats(process)
+        assert evaluated(process.pid, "'later'")["value"] == "'later'"
+        beats(process)
+
+
 @each_interpreter
 def test_values_output_and_exceptions(python: str) -> None:
     with busy(python) as process:

@@ -16,9 +16,11 @@ from python_stack_helpers import INTERPRETERS, PROGRAMS, child, each_interpreter
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.daemon.inject.evaluation import evaluate
 
-# RDI and RSI are the arguments of Py_AddPendingCall: PyRun_SimpleString and the text, 1 MiB behind the answer.
+# RDI and RSI are the arguments of Py_AddPendingCall: PyRun_SimpleString and the text, 1 MiB behind the answer. In a
+# second call RSI is the mark, which does not begin a page.
 # The state of the answer is 4 bytes at its begin (2: done), followed by its length.
 _RETURNS = bytes.fromhex("31c0c3")  # xor eax, eax; ret
+_ONLY_TEXT = bytes.fromhex("f7c6ff0f0000740331c0c3")  # test esi, 0xfff; jz behind; xor eax, eax; ret
 _SPINS = bytes.fromhex("ebfe")  # jmp to itself
 _DONE = bytes.fromhex("c7860000f0ff02000000")  # mov dword [rsi - 0x100000], 2
 _HUGE = bytes.fromhex("c7860400f0ffffffffff")  # mov dword [rsi - 0x0ffffc], 0xffffffff
@@ -54,7 +56,7 @@ def _with_fake(tmp_path: Path, code: bytes) -> Iterator[subprocess.Popen[str]]:
     ("code", "error", "words"),
     [
         (_RETURNS, TargetTimeout, "was withdrawn"),
-        (_DONE + _SMALL + _GARBAGE + _RETURNS, ProbingError, "malformed"),
+        (_ONLY_TEXT + _DONE + _SMALL + _GARBAGE + _RETURNS, ProbingError, "malformed"),
     ],
     ids=["adds nothing", "a text of 2 GiB"],
 )
@@ -67,8 +69,8 @@ def test_an_interpreter_that_lies(tmp_path: Path, code: bytes, error: type[Probi
 
 @pytest.mark.skipif(not _SHARED, reason="no interpreter has a shared libpython")
 def test_an_answer_of_4_gib_has_only_the_size_of_its_place(tmp_path: Path) -> None:
-    with _with_fake(tmp_path, _DONE + _HUGE + _RETURNS) as process:
-        answer = evaluated(process.pid, "1")
+    with _with_fake(tmp_path, _ONLY_TEXT + _DONE + _HUGE + _RETURNS) as process:
+        answer = evaluated(process.pid, "1", 0.7)
         assert sorted(answer) == ["longest_stop_us", "stops"]
         beats(process)
 
