@@ -297,6 +297,7 @@ def test_a_start_on_a_full_disk_fails_at_once_and_then_waits(units: Units, until
         # WHEN systemd starts it again, it waits before it ends, and ready does not wait for it
         second = units.start("collector")
         until(lambda: unit.left_error(units.runtime / "control" / "error"))
+        until(lambda: f"{errors[0]}; tried again every 20 s" in units.lines())
         assert second.poll() is None
         status, lines, states = units.run("ready")
         assert (status, lines) == (TEMPFAIL, errors)
